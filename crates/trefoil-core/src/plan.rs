@@ -1,0 +1,290 @@
+//! Plans: which segments, on which units, in which order, at which predicted cost, and why one may believe it.
+
+use crate::{
+    CoreError, Granularity, MeasurementId, OperatorGraph, OperatorId, Origin, Resource, TensorId, Timeline, Unit,
+    UnitAddress, profile::ProfileIndex,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Name of the file format, first field of every plan.
+pub const PLAN_FORMAT: &str = "trefoil-plan";
+/// Version of the file format that this build writes and reads.
+pub const PLAN_VERSION: u32 = 1;
+
+/// What a plan minimises.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Objective {
+    /// Time of one inference, milliseconds.
+    #[default]
+    Latency,
+    /// Energy of one inference, joules.
+    Energy,
+    /// Period of a stream, milliseconds per item.
+    Throughput,
+}
+
+/// Index of a segment in [`Plan::segments`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SegmentId(pub u32);
+
+/// Index of a task in [`Plan::tasks`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TaskId(pub u32);
+
+/// A cost as it stands in a plan: a number, how it was got, and the measurements it traces to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CostRef {
+    /// Milliseconds.
+    pub ms: f64,
+    /// Joules, where powers are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joules: Option<f64>,
+    /// How it was got: `measured` when the whole thing was measured, `predicted` when composed from parts.
+    pub origin: Origin,
+    /// The measurements.
+    pub measurements: Vec<MeasurementId>,
+}
+
+/// A convex set of operators on one unit, compiled as one sub-model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Index of the model in [`Plan::models`].
+    pub model: u32,
+    /// The unit.
+    pub unit: UnitAddress,
+    /// The operators, ascending.
+    pub operators: Vec<OperatorId>,
+    /// Tensors it reads from outside.
+    pub inputs: Vec<TensorId>,
+    /// Tensors it hands out.
+    pub outputs: Vec<TensorId>,
+    /// Cost of one execution (without transfers).
+    pub cost: CostRef,
+}
+
+/// What a task does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "lowercase")]
+pub enum Work {
+    /// Execute a segment.
+    Segment {
+        /// Which.
+        segment: SegmentId,
+    },
+    /// Make one tensor available to the task's unit.
+    Transfer {
+        /// Index of the model in [`Plan::models`].
+        model: u32,
+        /// Which tensor.
+        tensor: TensorId,
+        /// The unit it comes from; `None` for a model input from the host.
+        from: Option<UnitAddress>,
+    },
+    /// Execute consecutive blocks (video).
+    Blocks {
+        /// First block execution.
+        first: u32,
+        /// How many.
+        count: u32,
+    },
+}
+
+/// One execution in a plan: (model, segment or block, iteration, item, unit).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    /// What.
+    pub work: Work,
+    /// Where; its resources are busy meanwhile.
+    pub unit: UnitAddress,
+    /// Repetition within one inference (a denoising loop's step); 0 when nothing repeats.
+    #[serde(default)]
+    pub iteration: u32,
+    /// Which item of a stream or which request; 0 for a single inference.
+    #[serde(default)]
+    pub item: u32,
+    /// Tasks that must have finished before.
+    pub after: Vec<TaskId>,
+    /// Cost of this execution.
+    pub cost: CostRef,
+}
+
+/// The model a plan is for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedModel {
+    /// Name.
+    pub name: String,
+    /// Fingerprint of the prepared model; `run` refuses a plan for another one.
+    pub fingerprint: String,
+    /// Granularity that operator ids refer to.
+    pub granularity: Granularity,
+    /// Number of operators, all of which the segments cover.
+    pub operators: u32,
+}
+
+/// A plan. Serialised as the plan file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Always [`PLAN_FORMAT`].
+    pub format: String,
+    /// Format version.
+    pub version: u32,
+    /// Planner name: `sequential`, `interval`, `single:UNIT`, `imported`, …
+    pub method: String,
+    /// What it minimises.
+    pub objective: Objective,
+    /// Models.
+    pub models: Vec<PlannedModel>,
+    /// Units used, with their resources.
+    pub units: Vec<Unit>,
+    /// Segments.
+    pub segments: Vec<Segment>,
+    /// Tasks, topologically ordered by `after`.
+    pub tasks: Vec<Task>,
+    /// Order of tasks on each resource; a resource runs its tasks in this order.
+    pub order: BTreeMap<String, Vec<TaskId>>,
+    /// What its planner claims, in the objective's unit (ms or J).
+    pub claimed: f64,
+    /// Makespan by the simulator, in milliseconds.
+    pub simulated_ms: f64,
+    /// Lower bound on the objective under the same cost model; it bounds the model, not the machine.
+    pub model_bound: Option<f64>,
+    /// `claimed / model_bound − 1`; `None` without a bound.
+    pub gap: Option<f64>,
+    /// Whether the plan is proven optimal under its cost model.
+    pub exact: bool,
+    /// Whether every segment's cost was measured whole (refinement finished).
+    pub all_measured: bool,
+    /// What a reader should know.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// Predicted timeline.
+    pub timeline: Timeline,
+}
+
+impl Plan {
+    /// Number of places where consecutive data crosses from one unit to another: distinct (tensor, destination unit)
+    /// pairs whose producer segment is on another unit.
+    pub fn crossings(&self) -> usize {
+        let mut producer: BTreeMap<(u32, TensorId), &UnitAddress> = BTreeMap::new();
+        for segment in &self.segments {
+            producer.extend(segment.outputs.iter().map(|&tensor| ((segment.model, tensor), &segment.unit)));
+        }
+        let mut crossings = BTreeSet::new();
+        for segment in &self.segments {
+            for &tensor in &segment.inputs {
+                if producer.get(&(segment.model, tensor)).is_some_and(|unit| **unit != segment.unit) {
+                    crossings.insert((segment.model, tensor, &segment.unit));
+                }
+            }
+        }
+        crossings.len()
+    }
+
+    /// Distinct units that execute segments.
+    pub fn units_used(&self) -> BTreeSet<&UnitAddress> {
+        self.segments.iter().map(|segment| &segment.unit).collect()
+    }
+
+    /// The resources of a unit of this plan.
+    pub fn resources(&self, address: &UnitAddress) -> Option<&BTreeSet<Resource>> {
+        self.units.iter().find(|unit| unit.address == *address).map(|unit| &unit.resources)
+    }
+
+    /// Checks the plan against the graphs it is for (in the order of [`Plan::models`]): version, fingerprints, every
+    /// operator covered exactly once, segments convex with the right boundary, task order sane.
+    ///
+    /// # Errors
+    /// [`CoreError::Version`], [`CoreError::WrongModel`] or [`CoreError::Graph`] with what is wrong.
+    pub fn check(&self, graphs: &[&OperatorGraph]) -> Result<(), CoreError> {
+        if self.format != PLAN_FORMAT || self.version != PLAN_VERSION {
+            return Err(CoreError::Version {
+                format: self.format.clone(),
+                found: self.version,
+                supported: PLAN_VERSION,
+                hint: "plan again".to_owned(),
+            });
+        }
+        let names = |graphs: &[&OperatorGraph]| {
+            graphs
+                .iter()
+                .map(|graph| format!("`{}` ({})", graph.model, graph.fingerprint))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        let planned = || {
+            self.models
+                .iter()
+                .map(|model| format!("{} ({})", model.name, model.fingerprint))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        let same = self.models.len() == graphs.len()
+            && self.models.iter().zip(graphs).all(|(model, graph)| {
+                model.fingerprint == graph.fingerprint
+                    && model.granularity == graph.granularity
+                    && model.operators as usize == graph.len()
+            });
+        if !same {
+            return Err(CoreError::WrongModel { want: planned(), have: names(graphs) });
+        }
+        for (model, graph) in graphs.iter().enumerate() {
+            let fail = |reason: String| Err(CoreError::Graph { model: graph.model.clone(), reason });
+            let mut covered = vec![false; graph.len()];
+            for (index, segment) in self.segments.iter().enumerate().filter(|(_, s)| s.model as usize == model) {
+                let set: BTreeSet<_> = segment.operators.iter().copied().collect();
+                for &id in &set {
+                    match covered.get_mut(id.index()) {
+                        None => return fail(format!("plan segment {index} names operator {id}, which does not exist")),
+                        Some(seen) if *seen => return fail(format!("plan covers operator {id} twice")),
+                        Some(seen) => *seen = true,
+                    }
+                }
+                if !graph.is_convex(&set) {
+                    return fail(format!("plan segment {index} on {} is not convex", segment.unit));
+                }
+                let (inputs, outputs) = graph.boundary(&set);
+                if segment.inputs != inputs || segment.outputs != outputs {
+                    return fail(format!("plan segment {index} on {} states a wrong boundary", segment.unit));
+                }
+            }
+            if let Some(missing) = covered.iter().position(|seen| !seen) {
+                return fail(format!("plan leaves out operator {missing} `{}`", graph.operators[missing].name));
+            }
+        }
+        for (index, task) in self.tasks.iter().enumerate() {
+            if let Some(bad) = task.after.iter().find(|before| before.0 as usize >= index) {
+                return Err(CoreError::Graph {
+                    model: planned(),
+                    reason: format!("plan task {index} waits for task {}, which does not come before it", bad.0),
+                });
+            }
+            if self.resources(&task.unit).is_none() {
+                return Err(CoreError::UnknownUnit {
+                    want: task.unit.to_string(),
+                    have: self.units.iter().map(|unit| unit.address.to_string()).collect::<Vec<_>>().join(", "),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every measurement the plan cites is in the profile.
+    ///
+    /// # Errors
+    /// [`CoreError::DanglingMeasurement`] with the first missing id.
+    pub fn check_costs(&self, index: &ProfileIndex<'_>) -> Result<(), CoreError> {
+        let segments =
+            self.segments.iter().enumerate().map(|(n, segment)| (format!("plan segment {n}"), &segment.cost));
+        let tasks = self.tasks.iter().enumerate().map(|(n, task)| (format!("plan task {n}"), &task.cost));
+        for (citer, cost) in segments.chain(tasks) {
+            if let Some(id) = cost.measurements.iter().find(|id| index.by_id(id).is_none()) {
+                return Err(CoreError::DanglingMeasurement { citer, id: id.0.clone() });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+//! The profile: measurements of models on one machine. Cost tables are views of it.
+
+use crate::{CoreError, Machine, Measurement, MeasurementId, OperatorGraph, Outcome, Subject, Unit, UnitAddress};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Name of the file format, first field of every profile.
+pub const PROFILE_FORMAT: &str = "trefoil-profile";
+/// Version of the file format that this build writes and reads.
+pub const PROFILE_VERSION: u32 = 1;
+
+/// Measurements of one or several models on one machine. Append-only: measuring again adds a record with the next
+/// number, and views use the newest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// Always [`PROFILE_FORMAT`].
+    pub format: String,
+    /// Format version.
+    pub version: u32,
+    /// Where it was measured.
+    pub machine: Machine,
+    /// Units measured.
+    pub units: Vec<Unit>,
+    /// Models measured, as operators.
+    pub models: Vec<OperatorGraph>,
+    /// Declared power in watts by unit, plus `idle`, where no sensor told (recorded as declared).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub declared_watts: BTreeMap<String, f64>,
+    /// What a reader should know: noise flags, substitutions, limits that were hit.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// The records.
+    pub measurements: Vec<Measurement>,
+}
+
+impl Profile {
+    /// An empty profile of `machine`.
+    pub fn new(machine: Machine) -> Self {
+        Self {
+            format: PROFILE_FORMAT.to_owned(),
+            version: PROFILE_VERSION,
+            machine,
+            units: Vec::new(),
+            models: Vec::new(),
+            declared_watts: BTreeMap::new(),
+            notes: Vec::new(),
+            measurements: Vec::new(),
+        }
+    }
+
+    /// Looks up units, newest measurements and dangling references in O(log n). Build once, query often.
+    pub fn index(&self) -> ProfileIndex<'_> {
+        let mut newest: BTreeMap<(String, Vec<UnitAddress>), &Measurement> = BTreeMap::new();
+        let mut by_id = BTreeMap::new();
+        for measurement in &self.measurements {
+            newest.insert((measurement.subject.key(), measurement.units.clone()), measurement);
+            by_id.insert(measurement.id.clone(), measurement);
+        }
+        ProfileIndex { profile: self, newest, by_id }
+    }
+
+    /// The model named or fingerprinted `want`; the only one if `want` is `None`.
+    ///
+    /// # Errors
+    /// [`CoreError::WrongModel`] if there is none or the choice is not unique.
+    pub fn model(&self, want: Option<&str>) -> Result<&OperatorGraph, CoreError> {
+        let found: Vec<_> = self
+            .models
+            .iter()
+            .filter(|graph| want.is_none_or(|want| graph.model == want || graph.fingerprint == want))
+            .collect();
+        match found.as_slice() {
+            [graph] => Ok(graph),
+            _ => Err(CoreError::WrongModel {
+                want: want.unwrap_or("exactly one").to_owned(),
+                have: self.models.iter().map(|graph| format!("`{}`", graph.model)).collect::<Vec<_>>().join(", "),
+            }),
+        }
+    }
+
+    /// The unit at `address`.
+    ///
+    /// # Errors
+    /// [`CoreError::UnknownUnit`] listing what there is.
+    pub fn unit(&self, address: &UnitAddress) -> Result<&Unit, CoreError> {
+        self.units.iter().find(|unit| unit.address == *address).ok_or_else(|| CoreError::UnknownUnit {
+            want: address.to_string(),
+            have: self.units.iter().map(|unit| unit.address.to_string()).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// The id that the next measurement of `subject` on `units` must carry.
+    pub fn next_id(&self, subject: &Subject, units: &[UnitAddress]) -> MeasurementId {
+        let number = self.measurements.iter().filter(|m| m.subject == *subject && m.units == units).count();
+        MeasurementId::new(subject, units, number as u32)
+    }
+
+    /// Checks format, version, graphs and numbers (finite, not negative).
+    ///
+    /// # Errors
+    /// The first [`CoreError`] found, naming the place.
+    pub fn validate(&self) -> Result<(), CoreError> {
+        if self.format != PROFILE_FORMAT || self.version != PROFILE_VERSION {
+            return Err(CoreError::Version {
+                format: self.format.clone(),
+                found: self.version,
+                supported: PROFILE_VERSION,
+                hint: "profile again".to_owned(),
+            });
+        }
+        for graph in &self.models {
+            graph.validate()?;
+        }
+        for measurement in &self.measurements {
+            let mut numbers = Vec::new();
+            match &measurement.outcome {
+                Outcome::Ok { timing, nodes, .. } => {
+                    for samples in
+                        [&timing.total, &timing.h2d, &timing.dispatch, &timing.exec, &timing.d2h].into_iter().flatten()
+                    {
+                        numbers.extend([samples.median, samples.p10, samples.p90, samples.min, samples.max]);
+                    }
+                    numbers.extend(nodes.iter().map(|node| node.ms));
+                }
+                Outcome::Value { value } => numbers.extend([value.median, value.p10, value.p90]),
+                Outcome::Wrong { .. } | Outcome::Failed { .. } => {}
+            }
+            if let Some(bad) = numbers.iter().find(|number| !number.is_finite() || **number < 0.0) {
+                return Err(CoreError::BadNumber {
+                    place: format!("measurement `{}`", measurement.id),
+                    value: bad.to_string(),
+                    what: "time, power or factor".to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Fast look-ups into a [`Profile`].
+#[derive(Debug)]
+pub struct ProfileIndex<'a> {
+    /// The profile looked into.
+    pub profile: &'a Profile,
+    newest: BTreeMap<(String, Vec<UnitAddress>), &'a Measurement>,
+    by_id: BTreeMap<MeasurementId, &'a Measurement>,
+}
+
+impl<'a> ProfileIndex<'a> {
+    /// The newest measurement of `subject` on exactly `units`.
+    pub fn newest(&self, subject: &Subject, units: &[UnitAddress]) -> Option<&'a Measurement> {
+        self.newest.get(&(subject.key(), units.to_vec())).copied()
+    }
+
+    /// The measurement of that id.
+    pub fn by_id(&self, id: &MeasurementId) -> Option<&'a Measurement> {
+        self.by_id.get(id).copied()
+    }
+
+    /// All newest measurements, in key order.
+    pub fn all_newest(&self) -> impl Iterator<Item = &'a Measurement> + '_ {
+        self.newest.values().copied()
+    }
+}
