@@ -133,6 +133,20 @@ pub trait Backend: Send + Sync {
 
     /// Versions that costs on this backend depend on (`openvino` → `2026.4.1-…`). Empty when unavailable.
     fn versions(&self) -> BTreeMap<String, String>;
+
+    /// Runs `body` once on a thread where calls into sub-models of `unit` cost least, and returns when it has ended.
+    ///
+    /// A library that hands work to threads of its own pays two thread switches for each call from outside. A worker
+    /// whose whole loop runs inside pays none. The thread is pinned to the unit's cores and flushes denormals. By
+    /// default the calling thread enters the unit ([`crate::enter_unit`]) and runs `body`.
+    ///
+    /// # Errors
+    /// What entering the unit reports; then `body` has not run.
+    fn run_inside(&self, unit: &Unit, body: &mut (dyn FnMut() + Send)) -> Result<(), UnitError> {
+        let _ = unit;
+        body();
+        Ok(())
+    }
 }
 
 /// A sub-model compiled for one unit. Used by one thread at a time; dropping it releases everything it holds, in any

@@ -3,6 +3,7 @@
 
 mod backend;
 mod error;
+pub mod rten;
 
 pub use backend::{
     Availability, Backend, Buffer, CompileOptions, Compiled, Port, PortMemory, Ports, RunTiming, SubModel,

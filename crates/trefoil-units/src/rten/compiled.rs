@@ -1,0 +1,328 @@
+//! A sub-model loaded by rten, bound to caller memory.
+
+use super::onnx_file;
+use super::pool::pool_of;
+use super::ports::{Staging, copy_output, input_memory, rten_type};
+use crate::{Buffer, CompileOptions, Compiled, Port, PortMemory, Ports, RunTiming, SubModel, UnitError, one_line};
+use rten::{Dimension, Model, ModelOptions, NodeId, RunOptions, ValueType};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::time::Instant;
+use trefoil_core::{TensorInfo, Unit};
+
+/// One input port: where its value goes and the memory behind it.
+struct Input {
+    node: NodeId,
+    info: TensorInfo,
+    shape: Vec<usize>,
+    staging: Staging,
+    buffer: Option<Buffer>,
+}
+
+/// One output port. Ports may share a node: a model may list a tensor as output twice.
+struct Output {
+    info: TensorInfo,
+    /// Position in [`RtenCompiled::output_nodes`].
+    position: usize,
+    buffer: Option<Buffer>,
+}
+
+/// A loaded sub-model. Holds its unit's thread pool, so the pool's threads live as long as somebody may run on them.
+pub(super) struct RtenCompiled {
+    unit: String,
+    path: String,
+    model: Model,
+    run_options: RunOptions,
+    ports: Ports,
+    inputs: Vec<Input>,
+    outputs: Vec<Output>,
+    /// Distinct output nodes: rten refuses a repeated one.
+    output_nodes: Vec<NodeId>,
+    bound: bool,
+    timing: Option<RunTiming>,
+}
+
+impl RtenCompiled {
+    /// Loads and checks a sub-model.
+    pub(super) fn load(model: &SubModel, unit: &Unit, options: &CompileOptions) -> Result<Self, UnitError> {
+        let unit_name = unit.address.to_string();
+        let path = model.path.display().to_string();
+        let compile_error =
+            |reason: &str| UnitError::Compile { unit: unit_name.clone(), model: path.clone(), reason: one_line(reason) };
+        for info in model.inputs.iter().chain(&model.outputs) {
+            if rten_type(info.dtype).is_none() {
+                return Err(compile_error(&format!("port `{}` is {}, and rten has no such tensors", info.name, info.dtype)));
+            }
+        }
+        let pool = pool_of(unit)?;
+        let loaded = load_model(&model.path, options.reference).map_err(|reason| compile_error(&reason))?;
+        let port_error = |port: &str, reason: String| UnitError::Port {
+            unit: unit_name.clone(),
+            model: path.clone(),
+            port: port.to_owned(),
+            reason,
+        };
+        // Nodes are looked up among the model's ports only: rten keeps operators and values in one name table, so a
+        // look-up by name could find an operator.
+        let find = |ids: &[NodeId], info: &TensorInfo| -> Result<NodeId, UnitError> {
+            let named = |id: &NodeId| loaded.node_info(*id).and_then(|node| node.name().map(str::to_owned));
+            let node = ids.iter().copied().find(|id| named(id).as_deref() == Some(info.name.as_str())).ok_or_else(|| {
+                let have: Vec<_> = ids.iter().filter_map(named).collect();
+                port_error(&info.name, format!("the file has no such port; it has {}", have.join(", ")))
+            })?;
+            check_declaration(&loaded, node, info).map_err(|reason| port_error(&info.name, reason))?;
+            Ok(node)
+        };
+        let mut inputs = Vec::with_capacity(model.inputs.len());
+        for info in &model.inputs {
+            inputs.push(Input {
+                node: find(loaded.input_ids(), info)?,
+                shape: info.shape.iter().map(|&extent| extent as usize).collect(),
+                staging: Staging::for_port(info),
+                info: info.clone(),
+                buffer: None,
+            });
+        }
+        for id in loaded.input_ids() {
+            if !inputs.iter().any(|input| input.node == *id) {
+                let name = loaded.node_info(*id).and_then(|node| node.name().map(str::to_owned)).unwrap_or_default();
+                return Err(port_error(&name, "the file has this input, the caller gives none".to_owned()));
+            }
+        }
+        let mut output_nodes: Vec<NodeId> = Vec::new();
+        let mut outputs = Vec::with_capacity(model.outputs.len());
+        for info in &model.outputs {
+            let node = find(loaded.output_ids(), info)?;
+            let position = output_nodes.iter().position(|known| *known == node).unwrap_or_else(|| {
+                output_nodes.push(node);
+                output_nodes.len() - 1
+            });
+            outputs.push(Output { info: info.clone(), position, buffer: None });
+        }
+        let ports = Ports {
+            inputs: model
+                .inputs
+                .iter()
+                .map(|info| Port { info: info.clone(), memory: input_memory(info.dtype) })
+                .collect(),
+            outputs: model
+                .outputs
+                .iter()
+                .map(|info| Port { info: info.clone(), memory: PortMemory::Copied })
+                .collect(),
+        };
+        Ok(Self {
+            unit: unit_name.clone(),
+            path: path.clone(),
+            model: loaded,
+            run_options: RunOptions::default().with_thread_pool(Some(pool)),
+            ports,
+            inputs,
+            outputs,
+            output_nodes,
+            bound: false,
+            timing: None,
+        })
+    }
+
+    fn port_error(&self, port: impl Into<String>, reason: impl Into<String>) -> UnitError {
+        UnitError::Port {
+            unit: self.unit.clone(),
+            model: self.path.clone(),
+            port: port.into(),
+            reason: reason.into(),
+        }
+    }
+
+    fn run_error(&self, reason: &str) -> UnitError {
+        UnitError::Run { unit: self.unit.clone(), model: self.path.clone(), reason: one_line(reason) }
+    }
+
+    /// Converts inputs, runs, copies outputs.
+    fn execute(&mut self) -> Result<RunTiming, String> {
+        let start = Instant::now();
+        let mut converted = false;
+        for input in &mut self.inputs {
+            if !matches!(input.staging, Staging::None) {
+                let buffer = input.buffer.ok_or("an input is not bound")?;
+                // SAFETY: `bind` was promised that the buffer stays readable, and that nobody writes it during a run.
+                let bytes = unsafe { readable(buffer) };
+                input
+                    .staging
+                    .fill(input.info.dtype, bytes)
+                    .map_err(|reason| format!("input `{}`: {reason}", input.info.name))?;
+                converted = true;
+            }
+        }
+        let mut values = Vec::with_capacity(self.inputs.len());
+        for input in &self.inputs {
+            let buffer = input.buffer.ok_or("an input is not bound")?;
+            // SAFETY: as above; the view ends before this function returns.
+            let bytes = unsafe { readable(buffer) };
+            let view = input
+                .staging
+                .view(input.info.dtype, &input.shape, bytes)
+                .map_err(|reason| format!("input `{}`: {reason}", input.info.name))?;
+            values.push((input.node, view.into()));
+        }
+        let ready = Instant::now();
+        let results = catch_unwind(AssertUnwindSafe(|| {
+            self.model.run(values, &self.output_nodes, Some(self.run_options.clone()))
+        }))
+        .map_err(|panic| format!("rten panicked: {}", panic_text(panic.as_ref())))?
+        .map_err(|error| error.to_string())?;
+        let done = Instant::now();
+        for output in &self.outputs {
+            let buffer = output.buffer.ok_or("an output is not bound")?;
+            // SAFETY: `bind` was promised exclusive access to output buffers during a run; the inputs' views are gone.
+            let bytes = unsafe { writable(buffer) };
+            let value = results.get(output.position).ok_or("rten returned fewer outputs than asked for")?;
+            copy_output(value, &output.info, bytes)?;
+        }
+        let end = Instant::now();
+        let ms = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64() * 1e3;
+        Ok(RunTiming {
+            h2d_ms: converted.then(|| ms(start, ready)),
+            dispatch_ms: None,
+            exec_ms: Some(ms(ready, done)),
+            d2h_ms: Some(ms(done, end)),
+        })
+    }
+}
+
+impl Compiled for RtenCompiled {
+    fn ports(&self) -> &Ports {
+        &self.ports
+    }
+
+    unsafe fn bind(&mut self, inputs: &[Buffer], outputs: &[Buffer]) -> Result<(), UnitError> {
+        self.bound = false;
+        self.timing = None;
+        for (kind, have, want) in
+            [("inputs", inputs.len(), self.inputs.len()), ("outputs", outputs.len(), self.outputs.len())]
+        {
+            if have != want {
+                return Err(self.port_error(kind, format!("{have} buffers for {want} ports")));
+            }
+        }
+        let infos = self.inputs.iter().map(|input| &input.info).chain(self.outputs.iter().map(|output| &output.info));
+        for (info, buffer) in infos.zip(inputs.iter().chain(outputs)) {
+            if buffer.length as u64 != info.bytes() {
+                return Err(self.port_error(
+                    &info.name,
+                    format!("{} {:?} needs {} bytes, the buffer has {}", info.dtype, info.shape, info.bytes(), buffer.length),
+                ));
+            }
+            let aligned = (buffer.pointer as usize).is_multiple_of(info.dtype.size().max(1) as usize);
+            if buffer.length > 0 && (buffer.pointer.is_null() || !aligned) {
+                return Err(self.port_error(&info.name, "the buffer is null or not aligned to its elements"));
+            }
+        }
+        for (input, buffer) in self.inputs.iter_mut().zip(inputs) {
+            input.buffer = Some(*buffer);
+        }
+        for (output, buffer) in self.outputs.iter_mut().zip(outputs) {
+            output.buffer = Some(*buffer);
+        }
+        self.bound = true;
+        Ok(())
+    }
+
+    fn submit(&mut self) -> Result<(), UnitError> {
+        if !self.bound {
+            return Err(self.port_error("all", "nothing is bound; call bind before submit"));
+        }
+        self.timing = None;
+        self.timing = Some(self.execute().map_err(|reason| self.run_error(&reason))?);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<RunTiming, UnitError> {
+        self.timing.take().ok_or_else(|| self.run_error("nothing was submitted; call submit before wait"))
+    }
+}
+
+/// Loads a model, from a file that rten takes as it is or from a rewritten copy (see [`onnx_file`]).
+///
+/// Weights in external files are mapped, not read, so that many segments of one model share them.
+fn load_model(path: &Path, reference: bool) -> Result<Model, String> {
+    let staged = onnx_file::stage(path)?;
+    let file = staged.path();
+    let mut options = ModelOptions::with_all_ops();
+    // Weights are packed at load, as the other backends do; the plain reference leaves everything as the file has it.
+    options.enable_optimization(!reference).prepack_weights(!reference);
+    let guarded = |load: &dyn Fn() -> Result<Model, rten::LoadError>| {
+        catch_unwind(AssertUnwindSafe(load))
+            .map_err(|panic| format!("rten panicked while loading: {}", panic_text(panic.as_ref())))?
+            .map_err(|error| error.to_string())
+    };
+    // SAFETY: the files are memory-mapped. Model files and their weights must not be changed while they are in use;
+    // `SubModel` documents it, and every backend that maps weights needs the same.
+    let mapped = guarded(&|| unsafe { options.load_mmap(file) });
+    match mapped {
+        // A tensor at an odd offset of its file cannot be used in place: read it instead.
+        Err(reason) if reason.contains("alignment") => guarded(&|| options.load_file(file)),
+        other => other,
+    }
+}
+
+/// Compares what the file declares for a port with what the caller expects of it.
+fn check_declaration(model: &Model, node: NodeId, info: &TensorInfo) -> Result<(), String> {
+    let Some(declared) = model.node_info(node) else { return Ok(()) };
+    if let (Some(ValueType::Tensor(have)), Some(want)) = (declared.dtype(), rten_type(info.dtype))
+        && have != want
+    {
+        return Err(format!("the file has {have} where {} was expected", info.dtype));
+    }
+    let Some(shape) = declared.shape() else { return Ok(()) };
+    let fits = shape.len() == info.shape.len()
+        && shape.iter().zip(&info.shape).all(|(have, want)| match have {
+            Dimension::Fixed(extent) => *extent as u64 == *want,
+            Dimension::Symbolic(_) => true,
+        });
+    if fits {
+        return Ok(());
+    }
+    let have: Vec<String> = shape
+        .iter()
+        .map(|dimension| match dimension {
+            Dimension::Fixed(extent) => extent.to_string(),
+            Dimension::Symbolic(name) => name.clone(),
+        })
+        .collect();
+    Err(format!("the file declares [{}], expected {:?}", have.join(", "), info.shape))
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(ToString::to_string)
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}
+
+/// The buffer's bytes for reading.
+///
+/// # Safety
+/// The buffer is valid for reads of its length for `'a`, and nobody writes it meanwhile.
+unsafe fn readable<'a>(buffer: Buffer) -> &'a [u8] {
+    if buffer.length == 0 {
+        return &[];
+    }
+    // SAFETY: not null (checked at bind), valid and unshared by this function's contract.
+    unsafe { std::slice::from_raw_parts(buffer.pointer, buffer.length) }
+}
+
+/// The buffer's bytes for writing.
+///
+/// # Safety
+/// The buffer is valid for reads and writes of its length for `'a`, and nobody else touches it meanwhile.
+unsafe fn writable<'a>(buffer: Buffer) -> &'a mut [u8] {
+    if buffer.length == 0 {
+        return &mut [];
+    }
+    // SAFETY: not null (checked at bind), valid and exclusive by this function's contract.
+    unsafe { std::slice::from_raw_parts_mut(buffer.pointer, buffer.length) }
+}

@@ -1,0 +1,444 @@
+//! The command line: one definition of each command and flag.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::str::FromStr;
+use trefoil_core::{Granularity, Objective, UnitAddress};
+use trefoil_plan::Pin;
+
+/// Runs neural networks across CPU, GPU and NPU of one shared-memory machine: measures every operator on every unit, finds
+/// the best placement, proves how good it is, runs it, and shows it.
+#[derive(Debug, Parser)]
+#[command(name = "trefoil", version, max_term_width = 110, after_help = "\
+Exit codes: 0 done · 1 something failed while running · 2 bad input or usage · 3 --verify found a difference · \
+4 --strict found something that did not run where it was asked · 130 interrupted")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List the units of this machine: available or not, why not, and what would fix it
+    Units(UnitsArgs),
+    /// List a model's operators, with sizes and how many are distinct
+    Inspect(InspectArgs),
+    /// Measure every distinct operator of a model on units, then whole segments until the best plan is all measured
+    Profile(ProfileArgs),
+    /// Find the best placement from a profile
+    Plan(PlanArgs),
+    /// Measure (or reuse what was measured), plan, compare with every single unit in fresh processes, run the winner
+    Run(RunArgs),
+    /// Say why an operator is where it is, and what the next-best unit would cost
+    Explain(ExplainArgs),
+    /// Measure, plan and run several models; one table and one report
+    Survey(SurveyArgs),
+    /// Benchmarks
+    Bench(BenchArgs),
+    /// Write a small model made by Trefoil itself (for trying things without any other file)
+    MakeModel(MakeModelArgs),
+    /// Measure in a process of its own (internal)
+    #[command(hide = true)]
+    Worker,
+    /// Run a plan in a process of its own (internal)
+    #[command(hide = true)]
+    WorkerRun,
+}
+
+/// `trefoil units`.
+#[derive(Debug, Args)]
+pub struct UnitsArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Print nothing: exit 0 if UNIT is available, 1 if not
+    #[arg(long, value_name = "UNIT")]
+    pub quiet: Option<UnitAddress>,
+}
+
+/// A model and how to read it.
+#[derive(Debug, Args, Clone)]
+pub struct ModelArgs {
+    /// ONNX model
+    #[arg(value_name = "MODEL.onnx")]
+    pub model: PathBuf,
+    /// Static shape of an input whose extents are symbolic (repeatable)
+    #[arg(long = "shape", value_name = "INPUT=1,3,224,224")]
+    pub shapes: Vec<Shape>,
+    /// How nodes are grouped into operators
+    #[arg(long, value_enum, default_value_t = GranularityArg::Fused)]
+    pub granularity: GranularityArg,
+    /// Input tensors: a .npz keyed by input names, a .npy for a single input, or `random`
+    #[arg(long, value_name = "FILE|random", default_value = "random")]
+    pub input: String,
+    /// Folder for prepared models, measurements and compiled segments
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE")]
+    pub cache: Option<PathBuf>,
+}
+
+/// `INPUT=1,3,224,224`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// Input name.
+    pub input: String,
+    /// Extents.
+    pub extents: Vec<u64>,
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // From the right: input names may hold `=`, shapes may not.
+        let (input, extents) = text.rsplit_once('=').ok_or("write INPUT=1,3,224,224")?;
+        let extents = match extents.trim() {
+            "" => Vec::new(),
+            list => list
+                .split([',', 'x'])
+                .map(|extent| extent.trim().parse().map_err(|_| format!("`{extent}` is no extent")))
+                .collect::<Result<_, _>>()?,
+        };
+        Ok(Self { input: input.to_owned(), extents })
+    }
+}
+
+/// [`Granularity`] as a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GranularityArg {
+    /// A backend's own fused kernels
+    Backend,
+    /// Trefoil's fusion rules
+    Fused,
+    /// One operator per ONNX node
+    Node,
+}
+
+impl From<GranularityArg> for Granularity {
+    fn from(arg: GranularityArg) -> Self {
+        match arg {
+            GranularityArg::Backend => Self::Backend,
+            GranularityArg::Fused => Self::Fused,
+            GranularityArg::Node => Self::Node,
+        }
+    }
+}
+
+/// [`Objective`] as a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ObjectiveArg {
+    /// Milliseconds of one inference
+    Latency,
+    /// Joules of one inference
+    Energy,
+}
+
+impl From<ObjectiveArg> for Objective {
+    fn from(arg: ObjectiveArg) -> Self {
+        match arg {
+            ObjectiveArg::Latency => Self::Latency,
+            ObjectiveArg::Energy => Self::Energy,
+        }
+    }
+}
+
+/// `trefoil inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// The model
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Also write each operator as a stand-alone model into this folder (Netron opens them)
+    #[arg(long, value_name = "DIR")]
+    pub extract: Option<PathBuf>,
+}
+
+/// How to measure.
+#[derive(Debug, Args, Clone)]
+pub struct MeasureArgs {
+    /// Samples of each measurement
+    #[arg(long, default_value_t = 200)]
+    pub runs: u32,
+    /// Warm-up runs before the samples
+    #[arg(long, default_value_t = 20)]
+    pub warmup: u32,
+    /// Most milliseconds to spend sampling one thing
+    #[arg(long, default_value_t = 2000.0, value_name = "MS")]
+    pub cap_ms: f64,
+    /// A first look: fewer warm-ups and samples, a short cap
+    #[arg(long)]
+    pub quick: bool,
+    /// Declared power where no sensor tells: `UNIT=WATTS` or `idle=WATTS` (repeatable)
+    #[arg(long = "watts", value_name = "UNIT=WATTS")]
+    pub watts: Vec<Watts>,
+    /// Also measure how much disjoint units slow each other down
+    #[arg(long)]
+    pub corun: bool,
+    /// Do not measure segments whole: the plan stays a proposal from isolated costs
+    #[arg(long)]
+    pub no_refine: bool,
+    /// Most seconds to spend on refinement
+    #[arg(long, default_value_t = 120.0, value_name = "SECONDS")]
+    pub refine_budget: f64,
+    /// Measure again even where the cache holds a measurement
+    #[arg(long)]
+    pub fresh: bool,
+}
+
+/// `UNIT=WATTS`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Watts {
+    /// Unit address or `idle`.
+    pub unit: String,
+    /// Watts.
+    pub watts: f64,
+}
+
+impl FromStr for Watts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (unit, watts) = text.rsplit_once('=').ok_or("write UNIT=WATTS or idle=WATTS")?;
+        if unit != "idle" {
+            unit.parse::<UnitAddress>().map_err(|error| error.to_string())?;
+        }
+        let watts: f64 = watts.parse().map_err(|_| format!("`{watts}` is no number of watts"))?;
+        if !watts.is_finite() || watts < 0.0 {
+            return Err(format!("`{watts}` is no number of watts"));
+        }
+        Ok(Self { unit: unit.to_owned(), watts })
+    }
+}
+
+/// `trefoil profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// The model
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Unit to measure on (repeatable)
+    #[arg(short, long = "unit", required = true, value_name = "UNIT")]
+    pub units: Vec<UnitAddress>,
+    /// How to measure
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// Where to write the profile
+    #[arg(short, long, value_name = "PROFILE.json")]
+    pub output: PathBuf,
+    /// Print a JSON summary instead of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What to plan for.
+#[derive(Debug, Args, Clone)]
+pub struct PlanningArgs {
+    /// What to minimise
+    #[arg(long, value_enum, default_value_t = ObjectiveArg::Latency)]
+    pub objective: ObjectiveArg,
+    /// Planner; `auto` keeps the best single unit unless a mixed plan wins
+    #[arg(long, default_value = "auto")]
+    pub method: String,
+    /// Keep matching operators (by name or kind) on a unit: 'Conv*=openvino:CPU' (repeatable)
+    #[arg(long = "pin", value_name = "PATTERN=UNIT")]
+    pub pins: Vec<Pin>,
+}
+
+/// `trefoil plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Profile written by `trefoil profile`
+    #[arg(value_name = "PROFILE.json")]
+    pub profile: PathBuf,
+    /// What to plan for
+    #[command(flatten)]
+    pub planning: PlanningArgs,
+    /// Use only these units (repeatable; all of the profile's by default)
+    #[arg(short, long = "unit", value_name = "UNIT")]
+    pub units: Vec<UnitAddress>,
+    /// Take the placement from a file instead: JSON object, operator name or index → unit
+    #[arg(long, value_name = "SPLIT.json", conflicts_with = "method")]
+    pub import: Option<PathBuf>,
+    /// Where to write the plan
+    #[arg(short, long, value_name = "PLAN.json")]
+    pub output: Option<PathBuf>,
+    /// Print the plan as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// List the planners and stop
+    #[arg(long)]
+    pub list_methods: bool,
+}
+
+/// `trefoil run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The model
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Unit to use (repeatable)
+    #[arg(short, long = "unit", value_name = "UNIT", required_unless_present_any = ["plan", "profile"])]
+    pub units: Vec<UnitAddress>,
+    /// How to measure
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// What to plan for
+    #[command(flatten)]
+    pub planning: PlanningArgs,
+    /// Use this profile instead of measuring
+    #[arg(long, value_name = "PROFILE.json")]
+    pub profile: Option<PathBuf>,
+    /// Use this plan instead of planning
+    #[arg(long, value_name = "PLAN.json")]
+    pub plan: Option<PathBuf>,
+    /// What to show and check
+    #[command(flatten)]
+    pub show: ShowArgs,
+    /// Write the outputs, keyed by output names
+    #[arg(long, value_name = "OUT.npz")]
+    pub output: Option<PathBuf>,
+    /// Perfetto/Chrome trace with predicted and measured lanes
+    #[arg(long, value_name = "TRACE.json")]
+    pub trace: Option<PathBuf>,
+}
+
+/// What to show and check after running.
+#[derive(Debug, Args, Clone)]
+pub struct ShowArgs {
+    /// Rounds of fresh processes in which the plan and every single unit are timed, interleaved
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// Compare with a single-unit run at every segment boundary and name the first operator that differs
+    #[arg(long)]
+    pub verify: bool,
+    /// Make it an error when something did not run where it was asked
+    #[arg(long)]
+    pub strict: bool,
+    /// Self-contained HTML report
+    #[arg(long, value_name = "REPORT.html")]
+    pub report: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `trefoil explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Profile written by `trefoil profile`
+    #[arg(value_name = "PROFILE.json")]
+    pub profile: PathBuf,
+    /// Operator: its index, name, or a pattern like 'Conv*'; without one, the operators where the choice matters most
+    #[arg(value_name = "OPERATOR")]
+    pub operator: Option<String>,
+    /// What to plan for
+    #[command(flatten)]
+    pub planning: PlanningArgs,
+    /// Explain this plan instead of planning
+    #[arg(long, value_name = "PLAN.json")]
+    pub plan: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `trefoil survey`.
+#[derive(Debug, Args)]
+pub struct SurveyArgs {
+    /// A model with its settings (repeatable): `path=M.onnx[;name=N][;input=IN.npz][;output=OUT.npz][;expect=E.npz][;tolerance=1e-4]`,
+    /// and `INPUT=1,3,224,224` for each symbolic input
+    #[arg(long = "model", value_name = "SETTINGS")]
+    pub models: Vec<String>,
+    /// Models without settings
+    #[arg(value_name = "MODEL.onnx")]
+    pub paths: Vec<PathBuf>,
+    /// Unit to use (repeatable)
+    #[arg(short, long = "unit", required = true, value_name = "UNIT")]
+    pub units: Vec<UnitAddress>,
+    /// How nodes are grouped into operators
+    #[arg(long, value_enum, default_value_t = GranularityArg::Fused)]
+    pub granularity: GranularityArg,
+    /// Folder for prepared models, measurements and compiled segments
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE")]
+    pub cache: Option<PathBuf>,
+    /// How to measure
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// What to plan for
+    #[command(flatten)]
+    pub planning: PlanningArgs,
+    /// What to show and check
+    #[command(flatten)]
+    pub show: ShowArgs,
+    /// Print the summary table as Markdown
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+/// `trefoil bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Which
+    #[command(subcommand)]
+    pub bench: BenchCommand,
+}
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// BIDENT's Observations 1 and 2 on the units present: seven operators, and a MatMul size sweep with its crossovers
+    Operators(BenchOperatorsArgs),
+}
+
+/// `trefoil bench operators`.
+#[derive(Debug, Args)]
+pub struct BenchOperatorsArgs {
+    /// Unit to measure (repeatable; every available one by default)
+    #[arg(short, long = "unit", value_name = "UNIT")]
+    pub units: Vec<UnitAddress>,
+    /// How to measure
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// Folder for caches
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE")]
+    pub cache: Option<PathBuf>,
+    /// Largest N of the MatMul sweep
+    #[arg(long, default_value_t = 2048)]
+    pub max_size: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `trefoil make-model`.
+#[derive(Debug, Args)]
+pub struct MakeModelArgs {
+    /// Where to write it
+    #[arg(value_name = "OUT.onnx")]
+    pub output: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn shapes_and_watts_parse() {
+        let shape: Shape = "x:0=1,3,48,320".parse().unwrap();
+        assert_eq!((shape.input.as_str(), shape.extents.as_slice()), ("x:0", [1, 3, 48, 320].as_slice()));
+        assert_eq!("s=".parse::<Shape>().unwrap().extents, Vec::<u64>::new());
+        assert!("x".parse::<Shape>().is_err() && "x=1,a".parse::<Shape>().is_err());
+        assert_eq!("ort:CPU@0=7.5".parse::<Watts>().unwrap().watts, 7.5);
+        assert!("ort=3".parse::<Watts>().is_err() && "idle=-1".parse::<Watts>().is_err());
+    }
+}
