@@ -166,6 +166,66 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Everything on one unit as one segment. `ms` is the predicted time, which `measurements` back; 0 without any.
+    pub fn whole(
+        graph: &OperatorGraph,
+        unit: &Unit,
+        ms: f64,
+        measurements: Vec<MeasurementId>,
+        origin: Origin,
+    ) -> Self {
+        let operators: Vec<_> = graph.ids().collect();
+        let (inputs, outputs) = graph.boundary(&operators.iter().copied().collect());
+        let all_measured = origin == Origin::Measured && !measurements.is_empty();
+        let cost = CostRef { ms, joules: None, origin, measurements };
+        let span = crate::Span {
+            task: TaskId(0),
+            label: graph.model.clone(),
+            kind: crate::SpanKind::Compute,
+            start_ms: 0.0,
+            end_ms: ms,
+        };
+        let lanes = vec![crate::Lane { name: unit.address.to_string(), spans: vec![span] }];
+        Self {
+            format: PLAN_FORMAT.to_owned(),
+            version: PLAN_VERSION,
+            method: format!("single:{}", unit.address),
+            objective: Objective::Latency,
+            models: vec![PlannedModel {
+                name: graph.model.clone(),
+                fingerprint: graph.fingerprint.clone(),
+                granularity: graph.granularity,
+                operators: graph.len() as u32,
+            }],
+            units: vec![unit.clone()],
+            segments: vec![Segment {
+                model: 0,
+                unit: unit.address.clone(),
+                operators,
+                inputs,
+                outputs,
+                cost: cost.clone(),
+            }],
+            tasks: vec![Task {
+                work: Work::Segment { segment: SegmentId(0) },
+                unit: unit.address.clone(),
+                iteration: 0,
+                item: 0,
+                after: Vec::new(),
+                cost,
+            }],
+            order: unit.resources.iter().map(|resource| (resource.to_string(), vec![TaskId(0)])).collect(),
+            claimed: ms,
+            simulated_ms: ms,
+            model_bound: None,
+            gap: None,
+            exact: false,
+            all_measured,
+            notes: Vec::new(),
+            timeline: Timeline { origin: if origin == Origin::Simulated { origin } else { Origin::Predicted }, lanes },
+        }
+    }
+
     /// Number of places where consecutive data crosses from one unit to another: distinct (tensor, destination unit)
     /// pairs whose producer segment is on another unit.
     pub fn crossings(&self) -> usize {

@@ -29,19 +29,36 @@ pub enum Attribute {
 #[derive(Debug, Clone)]
 pub struct ModelBuilder {
     opset: i64,
+    domains: Vec<(String, i64)>,
     graph: GraphProto,
 }
 
 impl ModelBuilder {
     /// An empty graph `name` for `ai.onnx` opset `opset`.
     pub fn new(name: &str, opset: i64) -> Self {
-        Self { opset, graph: GraphProto { name: Some(name.to_owned()), ..GraphProto::default() } }
+        Self { opset, domains: Vec::new(), graph: GraphProto { name: Some(name.to_owned()), ..GraphProto::default() } }
     }
 
     /// Declares a graph input.
     #[must_use]
     pub fn input(mut self, info: &TensorInfo) -> Self {
         self.graph.input.push(value_info(info));
+        self
+    }
+
+    /// Declares a graph input of rank `dims.len()`; an entry that is no number is a symbolic extent.
+    #[must_use]
+    pub fn symbolic_input(mut self, name: &str, dtype: DataType, dims: &[&str]) -> Self {
+        let mut info = value_info(&TensorInfo::new(name, dtype, []));
+        if let Some(Value::TensorType(tensor)) = info.r#type.as_mut().and_then(|kind| kind.value.as_mut()) {
+            let dim = dims.iter().map(|&text| match text.parse() {
+                Ok(extent) => dimension::Value::DimValue(extent),
+                Err(_) => dimension::Value::DimParam(text.to_owned()),
+            });
+            let dim = dim.map(|value| Dimension { value: Some(value), ..Dimension::default() }).collect();
+            tensor.shape = Some(TensorShapeProto { dim });
+        }
+        self.graph.input.push(info);
         self
     }
 
@@ -100,13 +117,38 @@ impl ModelBuilder {
         self
     }
 
+    /// Adds a node of another domain, whose opset `version` is imported.
+    #[must_use]
+    pub fn node_in(
+        mut self,
+        domain: &str,
+        version: i64,
+        kind: &str,
+        inputs: &[&str],
+        outputs: &[&str],
+        attributes: &[(&str, Attribute)],
+    ) -> Self {
+        self = self.node(kind, inputs, outputs, attributes);
+        if let Some(node) = self.graph.node.last_mut() {
+            node.domain = Some(domain.to_owned());
+        }
+        if !self.domains.iter().any(|(name, _)| name == domain) {
+            self.domains.push((domain.to_owned(), version));
+        }
+        self
+    }
+
     /// The serialised model.
     pub fn to_bytes(&self) -> Vec<u8> {
         let model = ModelProto {
             // IR 8 is read by every runtime that knows opset 13 to 19; newer opsets ask for 10.
             ir_version: Some(if self.opset > 19 { 10 } else { 8 }),
             producer_name: Some("trefoil".to_owned()),
-            opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: Some(self.opset) }],
+            opset_import: [(String::new(), self.opset)]
+                .into_iter()
+                .chain(self.domains.iter().cloned())
+                .map(|(domain, version)| OperatorSetIdProto { domain: Some(domain), version: Some(version) })
+                .collect(),
             graph: Some(self.graph.clone()),
             ..ModelProto::default()
         };
@@ -122,14 +164,20 @@ impl ModelBuilder {
     }
 }
 
+/// The constant `name` of a serialised model that this builder made; `None` if it has none.
+pub fn constant_of(model: &[u8], name: &str) -> Option<HostTensor> {
+    let model = ModelProto::decode(model).ok()?;
+    let constant = model.graph?.initializer.into_iter().find(|constant| constant.name() == name)?;
+    let shape: Vec<u64> = constant.dims.iter().map(|&extent| extent.unsigned_abs()).collect();
+    let info = TensorInfo::new(name, DataType::from_onnx(constant.data_type()), shape);
+    HostTensor::from_bytes(info, constant.raw_data.as_deref().unwrap_or_default()).ok()
+}
+
 fn value_info(info: &TensorInfo) -> ValueInfoProto {
     let dim = info
         .shape
         .iter()
-        .map(|&extent| Dimension {
-            value: Some(dimension::Value::DimValue(extent as i64)),
-            ..Dimension::default()
-        })
+        .map(|&extent| Dimension { value: Some(dimension::Value::DimValue(extent as i64)), ..Dimension::default() })
         .collect();
     let tensor = Tensor { elem_type: Some(info.dtype.onnx_code()), shape: Some(TensorShapeProto { dim }) };
     ValueInfoProto {
@@ -177,7 +225,12 @@ pub fn sample_model() -> ModelBuilder {
         .node("Conv", &["image", "stem_w", "stem_b"], &["stem"], &conv(2))
         .node("Relu", &["stem"], &["stem_act"], &[])
         .random_constant("depth_w", &[16, 1, 3, 3], 0.33)
-        .node("Conv", &["stem_act", "depth_w"], &["depth"], &[conv(1).as_slice(), &[("group", Attribute::Int(16))]].concat())
+        .node(
+            "Conv",
+            &["stem_act", "depth_w"],
+            &["depth"],
+            &[conv(1).as_slice(), &[("group", Attribute::Int(16))]].concat(),
+        )
         .node("GlobalAveragePool", &["depth"], &["squeezed"], &[])
         .random_constant("gate_w", &[16, 16, 1, 1], 0.25)
         .node("Conv", &["squeezed", "gate_w"], &["gate"], &[("kernel_shape", ints(&[1, 1]))])

@@ -28,7 +28,9 @@ pub enum OnnxError {
         path: String,
     },
     /// An intermediate representation this build does not know.
-    #[error("{path} has ONNX IR version {version}; this Trefoil reads 3 to {newest}, convert the model with onnx.version_converter")]
+    #[error(
+        "{path} has ONNX IR version {version}; this Trefoil reads 3 to {newest}, convert the model with onnx.version_converter"
+    )]
     IrVersion {
         /// File.
         path: String,
@@ -54,7 +56,9 @@ pub enum OnnxError {
         reason: String,
     },
     /// An external data file that is not there.
-    #[error("tensor `{tensor}` lies in external data file {file}, which cannot be read ({reason}); put it beside the model")]
+    #[error(
+        "tensor `{tensor}` lies in external data file {file}, which cannot be read ({reason}); put it beside the model"
+    )]
     ExternalMissing {
         /// Tensor name.
         tensor: String,
@@ -64,7 +68,9 @@ pub enum OnnxError {
         reason: String,
     },
     /// External data beyond the end of its file.
-    #[error("tensor `{tensor}` wants bytes {offset}..{end} of {file}, which has {size}; the data file belongs to another model or is cut short")]
+    #[error(
+        "tensor `{tensor}` wants bytes {offset}..{end} of {file}, which has {size}; the data file belongs to another model or is cut short"
+    )]
     ExternalRange {
         /// Tensor name.
         tensor: String,
@@ -114,6 +120,12 @@ pub enum OnnxError {
     Malformed {
         /// What, with names.
         reason: String,
+    },
+    /// A model input that is a sequence, map, optional or sparse tensor.
+    #[error("input `{name}` is no dense tensor; Trefoil feeds and moves dense tensors only")]
+    InputKind {
+        /// Input name.
+        name: String,
     },
     /// A shape was given for an input that the model does not have.
     #[error("the model has no input `{name}`; it has {have}")]

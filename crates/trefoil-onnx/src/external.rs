@@ -50,7 +50,13 @@ impl ExternalFiles {
     /// The contents of an external tensor; `want` is the length its type and shape ask for.
     pub(crate) fn slice(&mut self, tensor: &TensorProto, want: Option<u64>) -> Result<Bytes, OnnxError> {
         let name = tensor.name();
-        let entry = |key: &str| tensor.external_data.iter().find(|entry| entry.key() == key).map(|entry| entry.value());
+        let entry = |key: &str| {
+            tensor
+                .external_data
+                .iter()
+                .find(|entry| entry.key() == key)
+                .map(super::proto::StringStringEntryProto::value)
+        };
         let bad = |reason: String| OnnxError::Constant { tensor: name.to_owned(), reason };
         let number = |key: &str| match entry(key) {
             None | Some("") => Ok(None),
@@ -123,7 +129,9 @@ impl ExternalFiles {
         let escape = || OnnxError::ExternalEscape { tensor: tensor.to_owned(), location: location.to_owned() };
         let relative = Path::new(location);
         // Lexically inside first, so that a refused path is not even looked at.
-        if location.is_empty() || !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+        if location.is_empty()
+            || !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+        {
             return Err(escape());
         }
         let path = self.folder.join(relative);

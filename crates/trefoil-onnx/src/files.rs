@@ -14,13 +14,13 @@ pub(crate) fn write_atomically(
 ) -> Result<(), OnnxError> {
     let temporary = temporary_name(path);
     let attempt = (|| {
-        let file = OpenOptions::new()
+        let created = OpenOptions::new()
             .write(true)
             .create_new(true)
             .open(&temporary)
             .map_err(|error| OnnxError::io(&temporary, &error))?;
         // Large slices bypass the buffer, so mapped weights are written straight from the map.
-        let mut writer = BufWriter::with_capacity(1 << 16, file);
+        let mut writer = BufWriter::with_capacity(1 << 16, created);
         fill(&mut writer)?;
         writer.flush().map_err(|error| OnnxError::io(&temporary, &error))?;
         drop(writer);

@@ -64,9 +64,12 @@ pub(crate) fn subgraphs_mut(node: &mut NodeProto) -> impl Iterator<Item = &mut G
 
 /// Names that a graph defines itself.
 fn definitions(graph: &GraphProto) -> HashSet<&str> {
-    let inputs = graph.input.iter().map(|input| input.name());
-    let constants = graph.initializer.iter().map(|tensor| tensor.name());
-    let sparse = graph.sparse_initializer.iter().filter_map(|sparse| sparse.values.as_ref().map(|values| values.name()));
+    let inputs = graph.input.iter().map(super::proto::ValueInfoProto::name);
+    let constants = graph.initializer.iter().map(super::proto::TensorProto::name);
+    let sparse = graph
+        .sparse_initializer
+        .iter()
+        .filter_map(|sparse| sparse.values.as_ref().map(super::proto::TensorProto::name));
     let outputs = graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str));
     inputs.chain(constants).chain(sparse).chain(outputs).filter(|name| !name.is_empty()).collect()
 }
@@ -86,19 +89,23 @@ pub(crate) fn captures(graph: &GraphProto) -> Vec<&str> {
         subgraphs(node).flat_map(captures).for_each(&mut read);
     }
     // The standard asks for an own value here, but exporters do hand outer values straight through.
-    graph.output.iter().map(|output| output.name()).filter(|name| !name.is_empty()).for_each(&mut read);
+    graph.output.iter().map(super::proto::ValueInfoProto::name).filter(|name| !name.is_empty()).for_each(&mut read);
     result
 }
 
 /// Everything a node reads by name: inputs, then captures; duplicates and empty optional inputs left out.
 pub(crate) fn reads(node: &NodeProto) -> Vec<&str> {
-    let mut names: Vec<&str> = Vec::with_capacity(node.input.len());
     let inputs = node.input.iter().map(String::as_str).filter(|name| !name.is_empty());
-    for name in inputs.chain(subgraphs(node).flat_map(captures)) {
-        // Nodes read a handful of values; a wide Concat a few hundred.
-        if !names.contains(&name) {
-            names.push(name);
+    let mut names: Vec<&str> = Vec::with_capacity(node.input.len());
+    if node.input.len() <= 16 && subgraphs(node).next().is_none() {
+        for name in inputs {
+            if !names.contains(&name) {
+                names.push(name);
+            }
         }
+    } else {
+        let mut seen = HashSet::new();
+        names.extend(inputs.chain(subgraphs(node).flat_map(captures)).filter(|&name| seen.insert(name)));
     }
     names
 }
@@ -261,7 +268,8 @@ impl GraphIndex {
             .take(8)
             .map(|&node| {
                 let node = &graph.node[node as usize];
-                let name = if node.name().is_empty() { node.output.first().map_or("", String::as_str) } else { node.name() };
+                let name =
+                    if node.name().is_empty() { node.output.first().map_or("", String::as_str) } else { node.name() };
                 format!("`{name}`")
             })
             .collect();
@@ -342,7 +350,8 @@ mod tests {
 
     #[test]
     fn undefined_and_duplicate_values_are_named() {
-        let mut graph = GraphBuilder::new().input("x", &[1]).node(node("Add", &["x", "ghost"], &["a"])).output("a").graph();
+        let mut graph =
+            GraphBuilder::new().input("x", &[1]).node(node("Add", &["x", "ghost"], &["a"])).output("a").graph();
         assert_eq!(
             check_and_sort(&mut graph).unwrap_err().to_string(),
             "the Add node that writes `a` reads `ghost`, which no input, initializer or node defines"

@@ -5,6 +5,7 @@ use crate::external::ExternalFiles;
 use crate::proto::{SparseTensorProto, TensorProto};
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
+use std::fmt::Write;
 use trefoil_core::{DataType, HostTensor, TensorInfo};
 
 /// `TensorProto.DataType.STRING`.
@@ -44,18 +45,17 @@ pub(crate) fn sparse_info(sparse: &SparseTensorProto) -> TensorInfo {
 
 /// Bytes of a constant's contents.
 pub(crate) fn content_len(tensor: &TensorProto) -> u64 {
-    tensor.raw_data.as_ref().map_or_else(
-        || tensor.string_data.iter().map(|text| text.len() as u64).sum(),
-        |raw| raw.len() as u64,
-    )
+    tensor
+        .raw_data
+        .as_ref()
+        .map_or_else(|| tensor.string_data.iter().map(|text| text.len() as u64).sum(), |raw| raw.len() as u64)
 }
 
 /// Brings a constant into the one form the rest of the crate knows: contents in `raw_data` (mapped, sliced from the
 /// model file, or converted from the typed fields), length checked against type and shape. Strings stay in `string_data`.
 pub(crate) fn normalise(tensor: &mut TensorProto, external: &mut ExternalFiles) -> Result<(), OnnxError> {
-    let fail = |tensor: &TensorProto, reason: String| {
-        Err(OnnxError::Constant { tensor: tensor.name().to_owned(), reason })
-    };
+    let fail =
+        |tensor: &TensorProto, reason: String| Err(OnnxError::Constant { tensor: tensor.name().to_owned(), reason });
     let data_type = tensor.data_type();
     if !(1..=28).contains(&data_type) {
         return fail(tensor, format!("element type {data_type} is not an ONNX type this Trefoil knows"));
@@ -158,17 +158,6 @@ pub(crate) fn from_i64(name: &str, shape: &[i64], values: &[i64]) -> TensorProto
     }
 }
 
-/// The contents of an integer constant; `None` for other types.
-pub(crate) fn to_i64(tensor: &TensorProto) -> Option<Vec<i64>> {
-    let raw = tensor.raw_data.as_ref()?;
-    match tensor.data_type() {
-        7 => Some(raw.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("8 bytes"))).collect()),
-        6 => Some(raw.chunks_exact(4).map(|b| i64::from(i32::from_le_bytes(b.try_into().expect("4 bytes")))).collect()),
-        9 => Some(raw.iter().map(|&byte| i64::from(byte != 0)).collect()),
-        _ => None,
-    }
-}
-
 /// Digest of type, shape and contents of a constant, the same for every way of storing it.
 pub(crate) fn digest(tensor: &TensorProto) -> [u8; 32] {
     let mut hash = Sha256::new();
@@ -204,7 +193,10 @@ pub(crate) fn sparse_digest(sparse: &SparseTensorProto) -> [u8; 32] {
 
 /// The first 16 bytes of a digest as 32 lowercase hex digits.
 pub(crate) fn hex(digest: &[u8]) -> String {
-    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    digest.iter().take(16).fold(String::with_capacity(32), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 #[cfg(test)]
@@ -218,7 +210,8 @@ mod tests {
 
     #[test]
     fn every_way_of_storing_a_constant_has_one_digest() {
-        let typed = TensorProto { dims: vec![2], data_type: Some(10), int32_data: vec![0x3c00, 0x4000], ..Default::default() };
+        let typed =
+            TensorProto { dims: vec![2], data_type: Some(10), int32_data: vec![0x3c00, 0x4000], ..Default::default() };
         let raw = TensorProto {
             dims: vec![2],
             data_type: Some(10),
@@ -232,7 +225,8 @@ mod tests {
 
     #[test]
     fn four_bit_elements_are_packed() {
-        let tensor = TensorProto { dims: vec![3], data_type: Some(22), int32_data: vec![0x21, 0x03], ..Default::default() };
+        let tensor =
+            TensorProto { dims: vec![3], data_type: Some(22), int32_data: vec![0x21, 0x03], ..Default::default() };
         assert_eq!(normalised(tensor).unwrap().raw_data.unwrap().as_ref(), &[0x21, 0x03]);
     }
 

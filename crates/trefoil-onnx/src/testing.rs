@@ -177,7 +177,8 @@ impl GraphBuilder {
     #[must_use]
     pub fn output(mut self, name: &str) -> Self {
         let mut output = value(name, 1, &[]);
-        if let Some(type_proto::Value::TensorType(tensor)) = output.r#type.as_mut().and_then(|kind| kind.value.as_mut()) {
+        if let Some(type_proto::Value::TensorType(tensor)) = output.r#type.as_mut().and_then(|kind| kind.value.as_mut())
+        {
             tensor.shape = None;
         }
         self.graph.output.push(output);
@@ -216,4 +217,54 @@ impl GraphBuilder {
         std::fs::write(&path, self.bytes())?;
         Ok(path)
     }
+}
+
+/// A graph from text such as `s = Sigmoid(x); y = Mul(x, s)`: names that start with `c` are `f32[4]` constants, those with
+/// `i` are `i64[1]` ones, other names that nothing writes are `f32[2, 4]` inputs. Several results are written `a, b = Split(x)`.
+/// The last result is the output, and so is every name in `outputs`.
+pub fn graph(text: &str, outputs: &[&str]) -> GraphBuilder {
+    let mut builder = GraphBuilder::new();
+    let mut known: std::collections::BTreeSet<String> = std::collections::BTreeSet::new();
+    let mut last = String::new();
+    for statement in text.split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
+        let (results, call) = statement.split_once('=').expect("a result");
+        let (operator, arguments) = call.trim().trim_end_matches(')').split_once('(').expect("a call");
+        let results: Vec<&str> = results.split(',').map(str::trim).collect();
+        let arguments: Vec<&str> = arguments.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+        for &name in &arguments {
+            if !known.insert(name.to_owned()) {
+                continue;
+            }
+            builder = match name.as_bytes()[0] {
+                b'c' => builder.constant(name, &[4], &[0.5; 4]),
+                b'i' => builder.indices(name, &[1]),
+                _ => builder.input(name, &[2, 4]),
+            };
+        }
+        builder = builder.node(named(node(operator, &arguments, &results), results[0]));
+        known.extend(results.iter().map(|&name| name.to_owned()));
+        results[results.len() - 1].clone_into(&mut last);
+    }
+    for &name in outputs {
+        builder = builder.output(name);
+    }
+    builder.output(&last)
+}
+
+/// `f32[2, 4]` for every value that a node of the graph writes, as if a traced run had told it.
+pub fn uniform(graph: &GraphProto) -> std::collections::BTreeMap<String, trefoil_core::TensorInfo> {
+    let names = graph.node.iter().flat_map(|node| &node.output).filter(|name| !name.is_empty());
+    names
+        .map(|name| (name.clone(), trefoil_core::TensorInfo::new(name, trefoil_core::DataType::F32, [2u64, 4])))
+        .collect()
+}
+
+/// Decodes and prepares a graph with [`uniform`] shapes.
+///
+/// # Errors
+/// Whatever reading or preparing finds wrong.
+pub fn prepare(builder: GraphBuilder) -> Result<crate::Prepared, crate::OnnxError> {
+    let values = uniform(&builder.graph);
+    let model = crate::Model::decode(builder.bytes().into(), std::path::Path::new("test.onnx"))?;
+    crate::Prepared::new(model, &values)
 }

@@ -82,16 +82,15 @@ impl WeightStore {
         let mut index = HashMap::new();
         for contents in tensors.filter(|tensor| is_large(tensor)).filter_map(|tensor| tensor.raw_data.as_ref()) {
             let Some((location, offset)) = external.origin(contents) else { continue };
-            let file = match index.get(location) {
-                Some(&file) => file,
-                None => {
-                    let path = folder.join(location);
-                    let length = std::fs::metadata(&path).map_err(|error| OnnxError::io(&path, &error))?.len();
-                    let name = location.to_owned();
-                    store.files.push(Arc::new(WeightFile { name, length, source: Source::File(path) }));
-                    index.insert(location.to_owned(), store.files.len() - 1);
-                    store.files.len() - 1
-                }
+            let file = if let Some(&file) = index.get(location) {
+                file
+            } else {
+                let path = folder.join(location);
+                let length = std::fs::metadata(&path).map_err(|error| OnnxError::io(&path, &error))?.len();
+                let name = location.to_owned();
+                store.files.push(Arc::new(WeightFile { name, length, source: Source::File(path) }));
+                index.insert(location.to_owned(), store.files.len() - 1);
+                store.files.len() - 1
             };
             store.places.insert(key(contents), (file, offset));
         }
@@ -140,7 +139,8 @@ impl WeightStore {
                     Ok(())
                 }
                 Source::File(original) => {
-                    let mut original = std::fs::File::open(original).map_err(|error| OnnxError::io(original, &error))?;
+                    let mut original =
+                        std::fs::File::open(original).map_err(|error| OnnxError::io(original, &error))?;
                     std::io::copy(&mut original, writer).map_err(failed)?;
                     Ok(())
                 }

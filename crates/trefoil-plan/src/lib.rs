@@ -1,1 +1,119 @@
-//! Placeholder.
+//! Pure planners: a [`Profile`](trefoil_core::Profile) in, a [`Plan`] out. No I/O, no hardware, no clocks; equal requests give equal plans.
+//!
+//! * [`plan`] runs a planner by name ([`METHODS`]): BIDENT's `sequential`, literally; our `interval` search with segment
+//!   costs; `single:UNIT`; and `auto`, which falls back to the best single unit when mixing gains too little.
+//! * [`import`] prices a split made by hand.
+//! * [`simulate()`] is the one simulator that scores every plan.
+//! * [`unmeasured_segments`] and [`estimate_audit`] serve the refinement loop of DESIGN 3: plan, measure what the plan
+//!   assumes, append to the profile, plan again. Equal profiles give equal plans and each round adds a measurement of a
+//!   segment that had none, so the loop ends; it ends at the first plan whose segments are all measured.
+//! * [`explain()`] says why an operator is where it is.
+//!
+//! Every cost that a plan states carries the ids of the measurements it was made from.
+
+mod assemble;
+mod audit;
+mod cuts;
+pub mod error;
+mod estimate;
+pub mod explain;
+mod interval;
+mod order;
+mod request;
+mod sequential;
+pub mod simulate;
+#[doc(hidden)]
+pub mod testing;
+mod view;
+mod whole;
+
+pub use audit::{EstimateCheck, estimate_audit, unmeasured_segments};
+pub use error::PlanError;
+pub use explain::{Alternative, Explanation, explain};
+pub use request::{Pin, PlanOptions, PlanRequest};
+pub use sequential::sequential_dp;
+pub use simulate::{Simulation, SimulationModel, simulate};
+pub use whole::{Baseline, baselines, import};
+
+use trefoil_core::{Objective, Plan, UnitAddress};
+use view::CostView;
+
+/// A planner's name and what it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MethodInfo {
+    /// Name as given to [`plan`]; `single:UNIT` stands for one name per unit.
+    pub name: &'static str,
+    /// One line.
+    pub summary: &'static str,
+}
+
+/// The planners that [`plan`] knows.
+pub const METHODS: &[MethodInfo] = &[
+    MethodInfo { name: "auto", summary: "interval, or the best single unit when mixing gains less than the noise" },
+    MethodInfo {
+        name: "interval",
+        summary: "shortest path over segments with measured or estimated whole costs, every crossing tensor paid",
+    },
+    MethodInfo { name: "sequential", summary: "BIDENT 3.3.1 literally: shortest path over isolated operator costs" },
+    MethodInfo { name: "single:UNIT", summary: "everything on one unit" },
+];
+
+/// Plans with default options.
+///
+/// # Errors
+/// See [`PlanError`].
+pub fn plan(method: &str, request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
+    plan_with(method, request, &PlanOptions::default())
+}
+
+/// Plans with the method named, one of [`METHODS`].
+///
+/// # Errors
+/// [`PlanError::UnknownMethod`], or whatever is wrong with the request.
+pub fn plan_with(method: &str, request: &PlanRequest<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
+    let single = method.strip_prefix("single:");
+    if !matches!(method, "auto" | "interval" | "sequential") && single.is_none() {
+        return Err(PlanError::UnknownMethod {
+            want: method.to_owned(),
+            have: METHODS.iter().map(|method| method.name).collect::<Vec<_>>().join(", "),
+        });
+    }
+    if request.objective == Objective::Throughput {
+        return Err(PlanError::Objective { method: method.to_owned(), objective: "throughput".to_owned() });
+    }
+    if let Some(unit) = single {
+        // Only this unit's costs are needed: whatever else the profile lacks does not matter.
+        let unit: UnitAddress = unit.parse().map_err(PlanError::Core)?;
+        let only = PlanRequest { units: vec![unit], ..request.clone() };
+        return whole::single(&CostView::new(&only)?, 0);
+    }
+    let view = CostView::new(request)?;
+    match method {
+        "sequential" => sequential::sequential(&view),
+        "interval" => interval::interval(&view, options),
+        _ => auto(&view, options),
+    }
+}
+
+/// `interval`, unless it gains no more than the noise over the best single unit.
+fn auto(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
+    let alone = whole::best_single(view);
+    let mixed = interval::interval(view, options);
+    let (mut alone, mixed) = match (alone, mixed) {
+        (None, mixed) => return mixed,
+        (Some(alone), Err(_)) => return Ok(alone),
+        (Some(alone), Ok(mixed)) => (alone, mixed),
+    };
+    if mixed.claimed < alone.claimed * (1.0 - options.minimum_gain) {
+        return Ok(mixed);
+    }
+    if mixed.segments.len() > 1 {
+        let gain = if alone.claimed > 0.0 { 100.0 * (1.0 - mixed.claimed / alone.claimed) } else { 0.0 };
+        alone.notes.push(format!(
+            "the best mixed plan claims {gain:.1}% less, not above the {:.1}% that could be noise: one unit is best here",
+            100.0 * options.minimum_gain
+        ));
+        alone.notes.extend(audit::audit_note(view));
+    }
+    Ok(alone)
+}

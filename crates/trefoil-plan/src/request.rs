@@ -154,9 +154,9 @@ mod tests {
         match pattern.split_first() {
             None => text.is_empty(),
             Some(('*', rest)) => (0..=text.len()).any(|skip| glob_by_recursion(rest, &text[skip..])),
-            Some((&want, rest)) => {
-                text.split_first().is_some_and(|(&have, left)| (want == '?' || want == have) && glob_by_recursion(rest, left))
-            }
+            Some((&want, rest)) => text
+                .split_first()
+                .is_some_and(|(&have, left)| (want == '?' || want == have) && glob_by_recursion(rest, left)),
         }
     }
 

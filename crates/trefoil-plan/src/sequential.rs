@@ -1,8 +1,8 @@
 //! `sequential`: BIDENT's shortest path over operators × units, literally (3.2.1, 3.3.1 eq. 1, 3.3.4).
 
-use crate::view::CostView;
-use crate::assemble::{Piece, assemble};
 use crate::PlanError;
+use crate::assemble::{Piece, assemble};
+use crate::view::CostView;
 use trefoil_core::{Objective, OperatorId, Plan};
 
 /// BIDENT eq. 1 over dense arrays: `cost(i,j) = w(i,j) + min_k [cost(i−1,k) + trans(i−1,k,i,j)]` with
@@ -10,7 +10,7 @@ use trefoil_core::{Objective, OperatorId, Plan};
 /// `H2D(1,j)` and the end `D2H(n,j)` of accelerators.
 ///
 /// `w`, `h2d` and `d2h` are row-major n × `k`; `w` is infinite where the operator cannot run; `h2d` and `d2h` are
-/// finite. Returns the cost and one unit per operator; infinite cost and no assignment when some operator runs
+/// finite and not negative. Returns the cost and one unit per operator; infinite cost and no assignment when some operator runs
 /// nowhere. Ties keep the unit, then take the lower index. O(nk) time (the best unit to come from does not depend on
 /// the destination except that staying is free), n·k bytes of memory.
 ///
@@ -20,7 +20,6 @@ pub fn sequential_dp(w: &[f64], h2d: &[f64], d2h: &[f64], accelerator: &[bool], 
     assert!((1..=255).contains(&k) && accelerator.len() == k, "{k} units, {} accelerator flags", accelerator.len());
     assert!(w.len().is_multiple_of(k) && h2d.len() == w.len() && d2h.len() == w.len(), "arrays are not n × {k} each");
     match k {
-        1 => dp_fixed::<1>(w, h2d, d2h, accelerator),
         2 => dp_fixed::<2>(w, h2d, d2h, accelerator),
         3 => dp_fixed::<3>(w, h2d, d2h, accelerator),
         4 => dp_fixed::<4>(w, h2d, d2h, accelerator),
@@ -28,40 +27,63 @@ pub fn sequential_dp(w: &[f64], h2d: &[f64], d2h: &[f64], accelerator: &[bool], 
     }
 }
 
-/// The recurrence with the number of units known to the compiler: one row of costs lives in registers, the inner loops
-/// unroll, and minima are compare-and-select. What does not depend on the previous row (`w + H2D`) is added off the
-/// loop-carried chain, which is then add, min, add, min.
+/// The recurrence with the number of units known to the compiler (2 to 4): rows live in registers, inner loops unroll and
+/// minima are compare-and-select.
+///
+/// Leaving a unit for itself would cost `D2H + H2D ≥ 0` more than staying, so the minimum may run over all units and is one
+/// for the whole row. `w + H2D` is added off the loop-carried chain, which is then min…, add, min, add. A row's parents are
+/// one byte (the unit to come from, and one bit per unit that came from there), so that walking back loads bytes whose
+/// address does not depend on the walk.
+// Not inlined: three copies in one caller spill the rows to the stack, which doubles the time.
+#[inline(never)]
 fn dp_fixed<const K: usize>(w: &[f64], h2d: &[f64], d2h: &[f64], accelerator: &[bool]) -> (f64, Vec<usize>) {
+    const { assert!(K >= 2 && K <= 4) };
     let (w, h2d, d2h) = (w.as_chunks::<K>().0, h2d.as_chunks::<K>().0, d2h.as_chunks::<K>().0);
-    let pays: [f64; K] = std::array::from_fn(|unit| f64::from(u8::from(accelerator[unit])));
-    let Some(first) = w.first() else { return (0.0, Vec::new()) };
-    let mut cost: [f64; K] = std::array::from_fn(|unit| first[unit] + h2d[0][unit] * pays[unit]);
-    let mut parents: Vec<[u8; K]> = vec![[0; K]; w.len()];
-    let rows = w.iter().zip(h2d).skip(1).zip(d2h).zip(parents.iter_mut().skip(1));
-    for (((work, enter), leave), parent) in rows {
-        let left: [f64; K] = std::array::from_fn(|unit| cost[unit] + leave[unit] * pays[unit]);
-        let mut next = [0.0; K];
-        for unit in 0..K {
-            let mut best = f64::INFINITY;
-            let mut from = unit as u8;
-            for (other, &value) in left.iter().enumerate() {
-                if other != unit {
-                    let better = value < best;
-                    best = if better { value } else { best };
-                    from = if better { other as u8 } else { from };
-                }
-            }
-            let moved = best + (enter[unit] * pays[unit] + work[unit]);
-            let stayed = cost[unit] + work[unit];
-            let moves = moved < stayed;
-            next[unit] = if moves { moved } else { stayed };
-            parent[unit] = if moves { from } else { unit as u8 };
-        }
-        cost = next;
+    let count = w.len();
+    if count == 0 {
+        return (0.0, Vec::new());
     }
-    let last = &d2h[w.len() - 1];
-    let (total, unit) = best_end((0..K).map(|unit| cost[unit] + last[unit] * pays[unit]));
-    (total, walk_back(total, unit, w.len(), |row, unit| parents[row][unit]))
+    let mut parents = vec![0u8; count];
+    {
+        // Equal lengths let the compiler drop the bounds checks.
+        let (h2d, d2h, parents) = (&h2d[..count], &d2h[..count], &mut parents[..count]);
+        let pays: [f64; K] = std::array::from_fn(|unit| f64::from(u8::from(accelerator[unit])));
+        let mut cost: [f64; K] = std::array::from_fn(|unit| w[0][unit] + h2d[0][unit] * pays[unit]);
+        let mut left: [f64; K] = std::array::from_fn(|unit| cost[unit] + d2h[0][unit] * pays[unit]);
+        for row in 1..count {
+            let (work, enter, leave) = (w[row], h2d[row], d2h[row]);
+            let (mut best, mut from) = (left[0], 0u8);
+            for (unit, &value) in left.iter().enumerate().skip(1) {
+                from = if value < best { unit as u8 } else { from };
+                best = if value < best { value } else { best };
+            }
+            let mut moves = 0u8;
+            let mut next = [0.0; K];
+            for unit in 0..K {
+                let (arriving, staying) = (best + (enter[unit] * pays[unit] + work[unit]), cost[unit] + work[unit]);
+                moves |= u8::from(arriving < staying) << unit;
+                next[unit] = if arriving < staying { arriving } else { staying };
+            }
+            cost = next;
+            left = std::array::from_fn(|unit| cost[unit] + leave[unit] * pays[unit]);
+            parents[row] = from | moves << 2;
+        }
+        // `left` of the last row is the total: accelerators pay D2H at the end.
+        let (total, unit) = best_end(left.into_iter());
+        if total.is_finite() {
+            return (total, walk_back(parents, unit));
+        }
+    }
+    (f64::INFINITY, Vec::new())
+}
+
+fn walk_back(parents: &[u8], mut unit: usize) -> Vec<usize> {
+    let mut assignment = vec![0; parents.len()];
+    for (slot, parent) in assignment.iter_mut().zip(parents).rev() {
+        *slot = unit;
+        unit = if parent >> (unit + 2) & 1 == 1 { usize::from(parent & 3) } else { unit };
+    }
+    assignment
 }
 
 /// The same for any number of units.
@@ -90,13 +112,21 @@ fn dp_any(w: &[f64], h2d: &[f64], d2h: &[f64], accelerator: &[bool], k: usize) -
             let (best, from) = if first.1 == unit { second } else { first };
             let moved = best + (h2d[here + unit] * pays[unit] + w[here + unit]);
             let stayed = cost[unit] + w[here + unit];
-            let moves = moved < stayed;
-            cost[unit] = if moves { moved } else { stayed };
-            parents[here + unit] = if moves { from as u8 } else { unit as u8 };
+            let moving = moved < stayed;
+            cost[unit] = if moving { moved } else { stayed };
+            parents[here + unit] = if moving { from as u8 } else { unit as u8 };
         }
     }
     let (total, unit) = best_end((0..k).map(|unit| cost[unit] + d2h[(count - 1) * k + unit] * pays[unit]));
-    (total, walk_back(total, unit, count, |row, unit| parents[row * k + unit]))
+    if total.is_infinite() {
+        return (total, Vec::new());
+    }
+    let (mut at, mut assignment) = (unit, vec![0; count]);
+    for row in (0..count).rev() {
+        assignment[row] = at;
+        at = usize::from(parents[row * k + at]);
+    }
+    (total, assignment)
 }
 
 fn best_end(totals: impl Iterator<Item = f64>) -> (f64, usize) {
@@ -107,18 +137,6 @@ fn best_end(totals: impl Iterator<Item = f64>) -> (f64, usize) {
         }
     }
     best
-}
-
-fn walk_back(total: f64, mut unit: usize, count: usize, parent: impl Fn(usize, usize) -> u8) -> Vec<usize> {
-    if total.is_infinite() {
-        return Vec::new();
-    }
-    let mut assignment = vec![0; count];
-    for row in (0..count).rev() {
-        assignment[row] = unit;
-        unit = usize::from(parent(row, unit));
-    }
-    assignment
 }
 
 /// The dense arrays of [`sequential_dp`] in the objective's unit: milliseconds, or joules when the cost of an operator
@@ -138,7 +156,8 @@ impl PaperCosts {
         let (graph, table, units) = (view.graph, &view.table, view.unit_count());
         let host = table.accelerator.iter().position(|&accelerator| !accelerator);
         let size = graph.len() * units;
-        let mut costs = Self { w: Vec::with_capacity(size), h2d: Vec::with_capacity(size), d2h: Vec::with_capacity(size) };
+        let mut costs =
+            Self { w: Vec::with_capacity(size), h2d: Vec::with_capacity(size), d2h: Vec::with_capacity(size) };
         for id in graph.ids() {
             let operator = graph.operator(id);
             for unit in 0..units {

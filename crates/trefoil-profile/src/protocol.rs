@@ -102,18 +102,10 @@ pub struct Item {
 pub enum Job {
     /// Answer [`Answer::Done`].
     Ping,
-    /// Run a model once on a unit and write every output that it has, with the shapes it really has, into a store.
+    /// Run an item once and write its outputs into a store.
     Evaluate {
-        /// The model file.
-        model: PathBuf,
-        /// Where to run it.
-        unit: Unit,
-        /// Stores holding its inputs by name.
-        stores: Vec<PathBuf>,
-        /// Names of the inputs, in graph order.
-        inputs: Vec<String>,
-        /// Names of the outputs wanted, in graph order.
-        outputs: Vec<String>,
+        /// The item.
+        item: Item,
         /// Folder of the store to write; must not exist.
         into: PathBuf,
     },
@@ -128,7 +120,7 @@ pub enum Job {
     NodeTimes {
         /// The item.
         item: Item,
-        /// Executions; each node's median is reported.
+        /// Executions, about.
         runs: u32,
     },
     /// Hand a buffer back and forth between two units.
@@ -149,7 +141,7 @@ pub enum Job {
         /// Samples alone and samples together.
         sampling: Sampling,
     },
-    /// Loop one item for a while (the parent reads power meters meanwhile). Without an item: sleep.
+    /// Loop one item for a while and read the power meters before and after. Without an item: sleep.
     Load {
         /// The item.
         item: Option<Item>,
@@ -246,6 +238,9 @@ pub enum Answer {
         executions: u64,
         /// For how long, in seconds.
         seconds: f64,
+        /// Mean package power meanwhile, if a meter could be read.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        watts: Option<f64>,
     },
     /// [`Job::Spin`]: milliseconds of the loop.
     Spun {

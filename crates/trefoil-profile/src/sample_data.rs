@@ -43,11 +43,13 @@ pub enum Integers {
 /// Sample data for one input.
 pub fn sample_tensor(info: &TensorInfo, seed: u64, integers: Integers) -> HostTensor {
     // FNV-1a of the name, so that streams of different inputs differ.
-    let name_hash =
-        info.name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let name_hash = info
+        .name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     let mut random = SplitMix(seed ^ name_hash);
     let mut tensor = HostTensor::zeros(info.clone());
-    let mut small = |random: &mut SplitMix| match integers {
+    let small = |random: &mut SplitMix| match integers {
         Integers::Small => random.next() >> 61,
         Integers::Zero => 0,
     };
@@ -70,6 +72,7 @@ pub fn sample_tensor(info: &TensorInfo, seed: u64, integers: Integers) -> HostTe
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp)] // exact values are meant
 mod tests {
     use super::*;
 

@@ -3,7 +3,8 @@
 //! Process 1 is the plan, process 2 the run; each lane is a thread. Times are microseconds with nanosecond digits.
 //! A dependency between lanes is a flow arrow from the end of one task to the start of the other.
 
-use crate::collect::TaskDetail;
+use crate::planned::TaskDetail;
+use crate::totals::{lane_origin, timeline_origin};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -57,9 +58,11 @@ pub fn chrome_trace(predicted: Option<&Timeline>, measured: Option<&Timeline>, m
     };
     // Metadata first, then by time; of spans that start together the longer encloses the others.
     events.sort_by(|a, b| {
-        (rank(a) > 0).cmp(&(rank(b) > 0)).then(a.ts.total_cmp(&b.ts)).then(rank(a).cmp(&rank(b))).then(
-            b.dur.unwrap_or(0.0).total_cmp(&a.dur.unwrap_or(0.0)).then((a.pid, a.tid).cmp(&(b.pid, b.tid))),
-        )
+        (rank(a) > 0)
+            .cmp(&(rank(b) > 0))
+            .then(a.ts.total_cmp(&b.ts))
+            .then(rank(a).cmp(&rank(b)))
+            .then(b.dur.unwrap_or(0.0).total_cmp(&a.dur.unwrap_or(0.0)).then((a.pid, a.tid).cmp(&(b.pid, b.tid))))
     });
     let mut other = json!({ "title": meta.title, "facts": meta.facts });
     if dropped > 0 {
@@ -67,10 +70,7 @@ pub fn chrome_trace(predicted: Option<&Timeline>, measured: Option<&Timeline>, m
     }
     // One event a line: readable, and diffs of snapshots stay small.
     let lines: Vec<_> = events.iter().map(|event| json!(event).to_string()).collect();
-    format!(
-        "{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{}\n]}}\n",
-        lines.join(",\n")
-    )
+    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
 }
 
 fn push_timeline(
@@ -94,7 +94,7 @@ fn push_timeline(
         bp: None,
         args: Some(args),
     };
-    events.push(metadata("process_name", 0, json!({ "name": format!("{role} ({})", timeline.origin) })));
+    events.push(metadata("process_name", 0, json!({ "name": format!("{role} ({})", timeline_origin(timeline)) })));
     events.push(metadata("process_sort_index", 0, json!({ "sort_index": pid })));
     // First span of each task on its lane, where flows start and end.
     let mut places: BTreeMap<TaskId, (u32, f64, f64)> = BTreeMap::new();
@@ -151,7 +151,7 @@ fn push_timeline(
 }
 
 fn span_args(span: &Span, lane: &str, timeline: &Timeline, meta: &TraceMeta) -> Value {
-    let mut args = json!({ "task": span.task.0, "origin": timeline.origin.to_string() });
+    let mut args = json!({ "task": span.task.0, "origin": lane_origin(timeline, lane).to_string() });
     match meta.tasks.get(span.task.0 as usize) {
         Some(detail) => {
             args["segment"] = json!(detail.what);

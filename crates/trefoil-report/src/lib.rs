@@ -8,19 +8,20 @@ pub mod chrome;
 pub mod collect;
 pub mod format;
 pub mod html;
+pub mod planned;
 pub mod rows;
 pub mod table;
 pub mod tables;
+pub mod totals;
 
 pub use chrome::{TraceCheckError, TraceMeta, check_chrome_trace, chrome_trace};
-pub use collect::{
-    HeatCell, HeatRow, HeatTable, OperatorRow, PlanSummary, SegmentRow, TaskDetail, TotalRow, Totals, TransferRow,
-    UnitTotal, operator_rows, segment_rows, task_details, transfer_rows, unit_totals,
-};
+pub use collect::{HeatCell, HeatRow, HeatTable, OperatorRow, UnitTotal, operator_rows, unit_totals};
 pub use html::{ModelReport, ReportInput, html};
+pub use planned::{PlanSummary, SegmentRow, TaskDetail, TransferRow, segment_rows, task_details, transfer_rows};
 pub use rows::{ContenderKind, ContenderRow, MemoryRow, ModelRow, Ratio, UnitRow, Verdict, VerdictKind};
 pub use table::{Table, TableFormat, TableFormatError};
 pub use tables::{
-    contenders_table, memory_table, model_table, operators_table, plan_table, profile_table, summary_table,
+    contenders_table, memory_table, model_table, operators_table, plan_table, profile_table, summary_table, text_table,
     totals_table, transfers_table, unit_totals_table, units_table,
 };
+pub use totals::{TotalRow, Totals, lane_origin, timeline_origin};

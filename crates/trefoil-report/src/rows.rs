@@ -178,7 +178,7 @@ pub enum VerdictKind {
     PlanWins,
     /// A single unit is best.
     SingleWins,
-    /// The interval contains 1, or there is none to judge by.
+    /// The interval contains 1, there is none to judge by, or the numbers differ in origin.
     Undecided,
     /// Only the plan runs the model.
     OnlyPlan,
@@ -212,11 +212,8 @@ impl Verdict {
             }
             (None, Some(plan)) => {
                 let tried = contenders.iter().filter(|row| row.kind == ContenderKind::Single).count();
-                let singles = if tried == 0 {
-                    "No single unit was compared"
-                } else {
-                    "No single unit here runs this model"
-                };
+                let singles =
+                    if tried == 0 { "No single unit was compared" } else { "No single unit here runs this model" };
                 let text = format!("{singles}; the plan ({}) takes {}, {}.", plan.name, written(plan), plan.origin);
                 verdict(VerdictKind::OnlyPlan, text)
             }
@@ -229,11 +226,19 @@ impl Verdict {
     }
 
     fn between(single: &ContenderRow, plan: &ContenderRow) -> Self {
-        let origin = if single.origin == plan.origin {
-            plan.origin.to_string()
-        } else {
-            format!("{} against {}", plan.origin, single.origin)
-        };
+        if single.origin != plan.origin {
+            let text = format!(
+                "The plan ({}) comes to {}, {}, and {} alone to {}, {}: numbers of different origin decide nothing.",
+                plan.name,
+                written(plan),
+                plan.origin,
+                single.name,
+                written(single),
+                single.origin
+            );
+            return Self { kind: VerdictKind::Undecided, text };
+        }
+        let origin = plan.origin;
         let Some(ratio) = plan.ratio else {
             return Self {
                 kind: VerdictKind::Undecided,
@@ -283,8 +288,7 @@ mod tests {
     use super::*;
 
     fn pair(ratio: Option<Ratio>) -> Vec<ContenderRow> {
-        let single =
-            ContenderRow::new("ort:CPU", ContenderKind::Single, Origin::Measured, &Samples::exactly(10.0));
+        let single = ContenderRow::new("ort:CPU", ContenderKind::Single, Origin::Measured, &Samples::exactly(10.0));
         let mut plan = ContenderRow::new("interval", ContenderKind::Plan, Origin::Measured, &Samples::exactly(9.4));
         plan.ratio = ratio;
         vec![single, plan]
@@ -312,7 +316,9 @@ mod tests {
         );
         let mut rows = pair(None);
         rows[1].origin = Origin::Simulated;
-        assert!(Verdict::of(&rows).text.contains("simulated against measured"));
+        let mixed = Verdict::of(&rows);
+        assert_eq!(mixed.kind, VerdictKind::Undecided);
+        assert!(mixed.text.contains("simulated") && mixed.text.contains("decide nothing"), "{}", mixed.text);
         rows.remove(0);
         assert_eq!(Verdict::of(&rows).kind, VerdictKind::OnlyPlan);
         assert_eq!(Verdict::of(&[]).kind, VerdictKind::Unmeasured);

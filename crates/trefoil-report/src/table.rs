@@ -2,6 +2,7 @@
 
 use crate::html::escape::{escape, slug};
 use comfy_table::{CellAlignment, ContentArrangement, presets};
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::str::FromStr;
 use trefoil_core::Origin;
@@ -54,6 +55,8 @@ pub(crate) struct Cell {
     pub mark: Mark,
     /// Unit whose colour HTML shows beside the text.
     pub unit: Option<String>,
+    /// Set in an origin column: HTML shows the word as a badge.
+    pub badge: Option<Origin>,
 }
 
 impl Cell {
@@ -98,6 +101,8 @@ pub struct Table {
     rows: Vec<Vec<Cell>>,
     totals: Vec<Vec<Cell>>,
     notes: Vec<String>,
+    /// Whether an origin column says how the numbers of each row were got.
+    origin_column: bool,
 }
 
 impl Table {
@@ -172,13 +177,42 @@ impl Table {
         origins.all(|origin| origin == first).then_some(first)
     }
 
+    /// Where columns mix origins but every row has one, a column of its own says it once a row. Else `self`: shared
+    /// origins stand in headings, others in cells.
+    fn laid_out(&self) -> Cow<'_, Self> {
+        let mixed = |column: usize| {
+            let mut origins = self.rows.iter().chain(&self.totals).filter_map(|row| row[column].origin);
+            origins.next().is_some_and(|first| origins.any(|origin| origin != first))
+        };
+        let row_origin = |row: &Vec<Cell>| {
+            let mut origins = row.iter().filter_map(|cell| cell.origin);
+            let first = origins.next();
+            origins.all(|origin| Some(origin) == first).then_some(first)
+        };
+        let origins: Option<Vec<_>> = self.rows.iter().chain(&self.totals).map(row_origin).collect();
+        let numbers = |column: &usize| self.rows.iter().chain(&self.totals).any(|row| row[*column].origin.is_some());
+        let number_columns: Vec<_> = (0..self.columns.len()).filter(numbers).collect();
+        let (Some(origins), Some(&at)) = (origins, number_columns.first()) else { return Cow::Borrowed(self) };
+        if !number_columns.iter().any(|&column| mixed(column)) {
+            return Cow::Borrowed(self);
+        }
+        let mut table = self.clone();
+        table.origin_column = true;
+        table.columns.insert(at, Column { heading: "origin".to_owned(), right: false });
+        for (row, origin) in table.rows.iter_mut().chain(&mut table.totals).zip(origins) {
+            let text = origin.map(|origin| origin.to_string()).unwrap_or_default();
+            row.insert(at, Cell { badge: origin, ..Cell::text(text) });
+        }
+        Cow::Owned(table)
+    }
+
     /// Renders the table. `width` wraps text columns to that many characters (text formats only); `None` lets lines be
     /// as long as they need. Ends with a newline.
     pub fn render(&self, format: TableFormat, width: Option<u16>) -> String {
         match format {
-            TableFormat::Text => self.aligned(false, width),
-            TableFormat::Bordered => self.aligned(true, width),
-            TableFormat::Markdown => self.markdown(),
+            TableFormat::Text => self.laid_out().aligned(false, width),
+            TableFormat::Bordered => self.laid_out().aligned(true, width),
+            TableFormat::Markdown => self.laid_out().markdown(),
         }
     }
 
@@ -186,13 +220,14 @@ impl Table {
     fn texts(&self, mark: impl Fn(&Cell, String) -> String) -> (Vec<String>, Vec<Vec<String>>) {
         let shared: Vec<_> = (0..self.columns.len()).map(|column| self.shared_origin(column)).collect();
         let heading = |(column, origin): (&Column, &Option<Origin>)| match origin {
-            Some(origin) => format!("{} ({origin})", column.heading),
-            None => column.heading.clone(),
+            Some(origin) if !self.origin_column => format!("{} ({origin})", column.heading),
+            _ => column.heading.clone(),
         };
         let headings = self.columns.iter().zip(&shared).map(heading).collect();
         let cell = |(cell, shared): (&Cell, &Option<Origin>)| {
             let text = match (cell.origin, shared) {
-                (Some(origin), None) => format!("{} {origin}", cell.text),
+                // In front, so that digits stay under each other.
+                (Some(origin), None) if !self.origin_column => format!("{origin} {}", cell.text),
                 _ => cell.text.clone(),
             };
             mark(cell, text)
@@ -213,7 +248,9 @@ impl Table {
             .collect();
         let pad = |row: Vec<String>| -> Vec<String> {
             let padded = row.into_iter().zip(&marked);
-            padded.map(|(text, marked)| if *marked && !text.ends_with('*') { format!("{text}  ") } else { text }).collect()
+            padded
+                .map(|(text, marked)| if *marked && !text.ends_with('*') { format!("{text}  ") } else { text })
+                .collect()
         };
         let mut table = comfy_table::Table::new();
         table.force_no_tty();
@@ -227,6 +264,9 @@ impl Table {
         table.add_rows(rows.into_iter().map(pad));
         for (column, spec) in table.column_iter_mut().zip(&self.columns) {
             column.set_cell_alignment(if spec.right { CellAlignment::Right } else { CellAlignment::Left });
+            if !bordered {
+                column.set_padding((0, 2));
+            }
         }
         let mut text = String::new();
         if let Some(title) = &self.title {
@@ -236,7 +276,7 @@ impl Table {
             let _ = writeln!(text, "{}", line.trim_end());
         }
         for note in &self.notes {
-            let _ = writeln!(text, "{}{}", if bordered { "" } else { " " }, one_line(note.clone()));
+            let _ = writeln!(text, "{}", one_line(note.clone()));
         }
         text
     }
@@ -262,16 +302,20 @@ impl Table {
         text
     }
 
-    /// As an HTML table. `color` gives the palette index of a unit. Rows beyond `fold` go into a second, folded table
-    /// body that a button opens.
+    /// As an HTML table. `color` gives the palette index of a unit.
     pub(crate) fn html(&self, color: &dyn Fn(&str) -> usize) -> String {
+        self.laid_out().html_table(color)
+    }
+
+    fn html_table(&self, color: &dyn Fn(&str) -> usize) -> String {
         let shared: Vec<_> = (0..self.columns.len()).map(|column| self.shared_origin(column)).collect();
         let mut html = String::from("<div class=\"scroll\" tabindex=\"0\" role=\"group\"");
         let _ = write!(html, " aria-label=\"{}\">", escape(self.title.as_deref().unwrap_or("table")));
         html.push_str("<table><thead><tr>");
         for (column, origin) in self.columns.iter().zip(&shared) {
             let class = if column.right { " class=\"num\"" } else { "" };
-            let badge = origin.map(|origin| format!(" {}", crate::html::badge(origin))).unwrap_or_default();
+            let origin = origin.filter(|_| !self.origin_column);
+            let badge = origin.map(|origin| format!("<br>{}", crate::html::badge(origin))).unwrap_or_default();
             let _ = write!(html, "<th scope=\"col\"{class}>{}{badge}</th>", escape(&column.heading));
         }
         html.push_str("</tr></thead><tbody>");
@@ -281,6 +325,10 @@ impl Table {
                 let mut classes = Vec::new();
                 if column.right {
                     classes.push("num".to_owned());
+                }
+                // Short texts stay on one line; long ones get room to wrap in.
+                if cell.text.chars().count() > 32 {
+                    classes.push("long".to_owned());
                 }
                 if cell.mark == Mark::Best {
                     classes.push("best".to_owned());
@@ -296,10 +344,11 @@ impl Table {
                     .map(|unit| format!("<i class=\"swatch u{}\"></i>", color(unit)))
                     .unwrap_or_default();
                 let badge = match (cell.origin, shared) {
-                    (Some(origin), None) => format!(" {}", crate::html::badge(origin)),
+                    (Some(origin), None) if !self.origin_column => format!("{} ", crate::html::badge(origin)),
                     _ => String::new(),
                 };
-                let _ = write!(html, "<td{class}>{swatch}{}{badge}</td>", escape(&cell.text));
+                let text = cell.badge.map_or_else(|| escape(&cell.text), crate::html::badge);
+                let _ = write!(html, "<td{class}>{swatch}{badge}{text}</td>");
             }
             html.push_str("</tr>");
         };
@@ -340,9 +389,10 @@ mod tests {
     use super::*;
 
     fn sample(second: Origin) -> Table {
-        let mut table = Table::new(&["name", ">time"]).titled("T");
-        table.push(vec![Cell::text("a|b"), Cell::number("9.00 ms", Origin::Measured).best(true)]);
-        table.push(vec![Cell::text("<c>"), Cell::number("10.0 ms", second)]);
+        let mut table = Table::new(&["name", ">time", ">power"]).titled("T");
+        let power = || Cell::number("5 W", Origin::Declared);
+        table.push(vec![Cell::text("a|b"), Cell::number("9.00 ms", Origin::Measured).best(true), power()]);
+        table.push(vec![Cell::text("<c>"), Cell::number("10.0 ms", second), power()]);
         table
     }
 
@@ -351,14 +401,25 @@ mod tests {
         let text = sample(Origin::Measured).render(TableFormat::Text, None);
         assert_eq!(text.matches("measured").count(), 1, "{text}");
         let text = sample(Origin::Simulated).render(TableFormat::Text, None);
-        assert!(text.contains("9.00 ms measured *") && text.contains("10.0 ms simulated"), "{text}");
+        assert!(text.contains("measured 9.00 ms *") && text.contains("simulated 10.0 ms"), "{text}");
+    }
+
+    #[test]
+    fn rows_of_one_origin_each_get_an_origin_column() {
+        let mut table = Table::new(&["name", ">time", ">spread"]);
+        for (name, origin) in [("a", Origin::Measured), ("b", Origin::Simulated)] {
+            table.push(vec![Cell::text(name), Cell::number("1.00 ms", origin), Cell::number("2.0%", origin)]);
+        }
+        let text = table.render(TableFormat::Text, None);
+        assert_eq!(text.matches("simulated").count(), 1, "{text}");
+        assert!(text.contains("origin") && text.contains("measured"), "{text}");
     }
 
     #[test]
     fn markdown_escapes_pipes_and_tags() {
         let text = sample(Origin::Measured).render(TableFormat::Markdown, None);
-        assert!(text.contains("| a\\|b | **9.00 ms** |") && text.contains("&lt;c>"), "{text}");
-        assert!(text.contains("|---|--:|"));
+        assert!(text.contains("| a\\|b | **9.00 ms** | 5 W |") && text.contains("&lt;c>"), "{text}");
+        assert!(text.contains("|---|--:|--:|"));
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! The tables that the command line prints and the report shows.
 
-use crate::collect::{HeatCell, HeatTable, OperatorRow, SegmentRow, Totals, TransferRow, UnitTotal};
+use crate::collect::{HeatCell, HeatTable, OperatorRow, UnitTotal};
 use crate::format;
+use crate::planned::{SegmentRow, TransferRow};
 use crate::rows::{ContenderKind, ContenderRow, MemoryRow, ModelRow, UnitRow, Verdict};
 use crate::table::{Cell, Table};
+use crate::totals::Totals;
 use std::collections::BTreeMap;
 use trefoil_core::{OperatorClass, Origin};
 
@@ -27,9 +29,21 @@ pub fn units_table(rows: &[UnitRow]) -> Table {
     table.without_empty_columns()
 }
 
+/// A table of plain texts: `headings` as [`Table`] takes them (a leading `>` aligns right), and per cell whether it is the
+/// best of its kind. For tables that only one command prints.
+pub fn text_table(title: &str, headings: &[String], rows: Vec<Vec<(String, bool)>>) -> Table {
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    let mut table = Table::new(&headings).titled(title);
+    for row in rows {
+        table.push(row.into_iter().map(|(text, best)| Cell::text(text).best(best)).collect());
+    }
+    table
+}
+
 /// `trefoil inspect`: operators with shapes and sizes, and a total row.
 pub fn operators_table(rows: &[OperatorRow]) -> Table {
-    let headings = [">#", "operator", "kind", ">nodes", "bound", ">operations", ">weights", ">same", "inputs", "outputs"];
+    let headings =
+        [">#", "operator", "kind", ">nodes", "bound", ">operations", ">weights", ">same", "inputs", "outputs"];
     let mut table = Table::new(&headings).titled("Operators");
     for row in rows {
         table.push(vec![
@@ -153,7 +167,7 @@ pub fn unit_totals_table(rows: &[UnitTotal]) -> Table {
     for row in rows {
         let mut notes = Vec::new();
         if row.missing > 0 {
-            notes.push(format!("{} have no time here", format::plural(row.missing, "operator")));
+            notes.push(format!("lacks {} without a time here", format::plural(row.missing, "operator")));
         }
         notes.extend(row.failure.clone());
         table.push(vec![
@@ -200,7 +214,7 @@ pub fn plan_table(rows: &[SegmentRow]) -> Table {
     }
     let traced: Option<f64> = rows.iter().map(|row| row.traced_ms).sum();
     let joules: Option<f64> = rows.iter().map(|row| row.joules).sum();
-    let traced_origin = rows.iter().find_map(|row| row.traced_origin).unwrap_or(Origin::Measured);
+    let traced_origin = sum_origin(rows.iter().filter_map(|row| row.traced_origin));
     table.push_total(vec![
         Cell::text(""),
         Cell::text("total"),
@@ -209,20 +223,23 @@ pub fn plan_table(rows: &[SegmentRow]) -> Table {
         Cell::text(""),
         Cell::number(format::time(rows.iter().map(|row| row.ms).sum()), sum_origin(rows.iter().map(|row| row.origin))),
         Cell::optional(traced.filter(|_| !rows.is_empty()).map(format::time), traced_origin),
-        Cell::optional(
-            joules.filter(|_| !rows.is_empty()).map(|joules| format!("{joules:.3} J")),
-            Origin::Predicted,
-        ),
+        Cell::optional(joules.filter(|_| !rows.is_empty()).map(|joules| format!("{joules:.3} J")), Origin::Predicted),
         Cell::text(rows.iter().map(|row| row.crossings).sum::<usize>().to_string()),
         Cell::text(format::bytes(rows.iter().map(|row| row.crossing_bytes).sum())),
     ]);
     table.without_empty_columns()
 }
 
-/// The origin of a sum: that of its parts if they share one, else predicted (composed).
-fn sum_origin(mut origins: impl Iterator<Item = Origin>) -> Origin {
-    let Some(first) = origins.next() else { return Origin::Predicted };
-    if origins.all(|origin| origin == first) { first } else { Origin::Predicted }
+/// The origin of a sum: the least direct of its parts', so that a simulated part makes the sum simulated.
+fn sum_origin(origins: impl Iterator<Item = Origin>) -> Origin {
+    let directness = |origin: &Origin| match origin {
+        Origin::Measured => 0,
+        Origin::Declared => 1,
+        Origin::Predicted => 2,
+        Origin::Emulated => 3,
+        Origin::Simulated => 4,
+    };
+    origins.max_by_key(directness).unwrap_or(Origin::Predicted)
 }
 
 /// A plan's transfers with a total row.
@@ -247,7 +264,7 @@ pub fn transfers_table(rows: &[TransferRow]) -> Table {
         Cell::number(format::time(rows.iter().map(|row| row.ms).sum()), sum_origin(rows.iter().map(|row| row.origin))),
         Cell::optional(
             traced.filter(|_| !rows.is_empty()).map(format::time),
-            rows.iter().find_map(|row| row.traced_origin).unwrap_or(Origin::Measured),
+            sum_origin(rows.iter().filter_map(|row| row.traced_origin)),
         ),
     ]);
     table.without_empty_columns()
@@ -255,7 +272,8 @@ pub fn transfers_table(rows: &[TransferRow]) -> Table {
 
 /// One model's comparison: every contender, and the verdict as a note.
 pub fn model_table(model: &ModelRow) -> Table {
-    let title = format!("{}: {}, {} distinct", model.model, format::plural(model.operators, "operator"), model.distinct);
+    let title =
+        format!("{}: {}, {} distinct", model.model, format::plural(model.operators, "operator"), model.distinct);
     let mut table = contenders_table(&model.contenders).titled(title);
     table.note(Verdict::of(&model.contenders).text);
     table
@@ -317,8 +335,7 @@ pub fn summary_table(models: &[ModelRow]) -> Table {
         ">predicted",
         ">error",
         ">crossings",
-        ">× best single",
-        ">95% interval",
+        ">× best single, 95% interval",
         "chosen",
     ];
     let mut table = Table::new(&headings).titled("Models");
@@ -339,11 +356,15 @@ pub fn summary_table(models: &[ModelRow]) -> Table {
             Cell::text(format::optional_time(plan.and_then(|row| row.predicted_ms))),
             plan.and_then(ContenderRow::error).map_or_else(absent, |error| Cell::text(format::signed_percent(error))),
             plan.and_then(|row| row.crossings).map_or_else(absent, |count| Cell::text(count.to_string())),
-            Cell::optional(ratio.map(|ratio| format::ratio(ratio.median)), plan_origin),
-            Cell::optional(ratio.map(|ratio| format::interval(ratio.low, ratio.high)), plan_origin),
+            Cell::optional(
+                ratio.map(|ratio| {
+                    format!("{} ({})", format::ratio(ratio.median), format::interval(ratio.low, ratio.high))
+                }),
+                plan_origin,
+            ),
             model.contenders.iter().find(|row| row.winner).map_or_else(absent, |row| match row.kind {
                 ContenderKind::Single => Cell::text(&row.name),
-                ContenderKind::Plan => Cell::text(format!("plan: {}", row.name)),
+                ContenderKind::Plan => Cell::text("plan"),
             }),
         ]);
     }
@@ -362,11 +383,7 @@ pub fn totals_table(totals: &Totals) -> Table {
             Some(unit) => Cell { text: row.name.clone(), ..Cell::unit(unit) },
             None => Cell::text(&row.name),
         };
-        table.push(vec![
-            name,
-            Cell::number(format::time(row.ms), totals.origin),
-            Cell::number(share(row.ms), totals.origin),
-        ]);
+        table.push(vec![name, Cell::number(format::time(row.ms), row.origin), Cell::number(share(row.ms), row.origin)]);
     }
     table.push_total(vec![
         Cell::text("total"),

@@ -39,8 +39,13 @@ impl Placement {
     }
 
     fn empty(schedule: &Schedule) -> Self {
-        let bytes_without_reuse =
-            schedule.values.iter().enumerate().filter(|(_, value)| !value.is_output).map(|(v, _)| size_of(schedule, v)).sum();
+        let bytes_without_reuse = schedule
+            .values
+            .iter()
+            .enumerate()
+            .filter(|(_, value)| !value.is_output)
+            .map(|(v, _)| size_of(schedule, v))
+            .sum();
         Self { offsets: vec![None; schedule.values.len()], bytes: 0, bytes_without_reuse }
     }
 
@@ -66,12 +71,10 @@ impl Placement {
         for value in by_size {
             let size = size_of(schedule, value);
             taken.clear();
-            taken.extend(
-                placed.iter().filter(|&&other| conflict(schedule, value, other)).map(|&other| {
-                    let offset = placement.offsets[other].expect("placed values have an offset");
-                    (offset, offset + size_of(schedule, other))
-                }),
-            );
+            taken.extend(placed.iter().filter(|&&other| conflict(schedule, value, other)).map(|&other| {
+                let offset = placement.offsets[other].expect("placed values have an offset");
+                (offset, offset + size_of(schedule, other))
+            }));
             taken.sort_unstable();
             let offset = best_gap(&taken, size);
             placement.offsets[value] = Some(offset);
@@ -120,9 +123,11 @@ impl Placement {
                         placement.bytes += size;
                     }
                     placement.offsets[value] = Some(offset);
-                    let last = schedule.values[value].consumers.iter().copied().max_by_key(|&consumer| {
-                        schedule.tasks[consumer].position
-                    });
+                    let last = schedule.values[value]
+                        .consumers
+                        .iter()
+                        .copied()
+                        .max_by_key(|&consumer| schedule.tasks[consumer].position);
                     frees.entry(last.unwrap_or(task)).or_default().push((held, offset));
                 }
                 // Freed only after this task's outputs are placed, so inputs never alias outputs.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use thiserror::Error;
-use trefoil_core::CoreError;
+use trefoil_core::{CoreError, TensorInfo};
 use trefoil_units::UnitError;
 
 /// Which part of a plan an error is about, in words: segment index, unit, operators.
@@ -49,7 +49,7 @@ pub enum RunError {
     #[error("{place} is not ready to run: {source}")]
     Prepare {
         /// Which segment.
-        place: Place,
+        place: Box<Place>,
         /// The backend's error.
         source: UnitError,
     },
@@ -57,7 +57,7 @@ pub enum RunError {
     #[error("{place} failed: {source}")]
     Segment {
         /// Which segment.
-        place: Place,
+        place: Box<Place>,
         /// The backend's error.
         source: UnitError,
     },
@@ -65,7 +65,7 @@ pub enum RunError {
     #[error("{place} panicked: {message}; this is a defect of the backend's adapter, please report it")]
     Panicked {
         /// Which segment.
-        place: Place,
+        place: Box<Place>,
         /// The panic's message.
         message: String,
     },
@@ -104,19 +104,15 @@ pub enum RunError {
         name: String,
     },
     /// An input has another type or shape than the model's.
-    #[error("input `{name}` must be {want_dtype} {want_shape:?} but is {have_dtype} {have_shape:?}{hint}")]
+    #[error(
+        "input `{}` must be {} {:?} but is {} {:?}{hint}", want.name, want.dtype, want.shape, have.dtype, have.shape
+    )]
     InputMismatch {
-        /// Its name.
-        name: String,
-        /// The model's element type.
-        want_dtype: String,
-        /// The model's shape.
-        want_shape: Vec<u64>,
-        /// The given element type.
-        have_dtype: String,
-        /// The given shape.
-        have_shape: Vec<u64>,
-        /// What to do, starting with `; `, or empty.
+        /// The model's name, type and shape.
+        want: Box<TensorInfo>,
+        /// The given ones.
+        have: Box<TensorInfo>,
+        /// What to do, starting with `; `.
         hint: &'static str,
     },
     /// A file could not be read or written.

@@ -40,14 +40,7 @@ pub fn match_inputs(ports: &[TensorInfo], given: &[&HostTensor]) -> Result<Vec<u
             } else {
                 "; give that shape, or fix another with --shape"
             };
-            Err(RunError::InputMismatch {
-                name: port.name.clone(),
-                want_dtype: port.dtype.to_string(),
-                want_shape: port.shape.clone(),
-                have_dtype: have.dtype.to_string(),
-                have_shape: have.shape.clone(),
-                hint,
-            })
+            Err(RunError::InputMismatch { want: Box::new(port.clone()), have: Box::new(have.clone()), hint })
         })
         .collect()
 }
@@ -65,10 +58,7 @@ mod tests {
     use trefoil_core::DataType;
 
     fn ports() -> Vec<TensorInfo> {
-        vec![
-            TensorInfo::new("image", DataType::F32, [1u64, 3, 4, 4]),
-            TensorInfo::new("length", DataType::I64, [1u64]),
-        ]
+        vec![TensorInfo::new("image", DataType::F32, [1u64, 3, 4, 4]), TensorInfo::new("length", DataType::I64, [1u64])]
     }
 
     #[test]
@@ -91,10 +81,7 @@ mod tests {
             "`imgae` is no input of the model; its inputs are `image` f32[1, 3, 4, 4], `length` i64[1]"
         );
         let flat = HostTensor::zeros(TensorInfo::new("image", DataType::F32, [48u64]));
-        assert_eq!(
-            say(&[&flat, &length]),
-            "input `image` must be f32 [1, 3, 4, 4] but is f32 [48]; reshape it"
-        );
+        assert_eq!(say(&[&flat, &length]), "input `image` must be f32 [1, 3, 4, 4] but is f32 [48]; reshape it");
         let wide = HostTensor::zeros(TensorInfo::new("length", DataType::F64, [1u64]));
         assert!(say(&[&image, &wide]).ends_with("must be i64 [1] but is f64 [1]; convert the values first"));
     }

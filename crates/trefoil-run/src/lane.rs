@@ -5,27 +5,26 @@
 //! every task and waits, where its schedule says so, until other lanes' counts have reached stated numbers. Every lane
 //! is idle while the caller resets, so no lane ever sees a count of another run.
 //!
-//! **Sleeping.** A waiter spins for a while, then announces that it parks, looks once more, and parks. A signaller
-//! stores, then looks whether the waiter announced. Both have a sequentially consistent fence between their store and
+//! **Sleeping.** A lane that waits for another lane spins for a while; a lane that waits for the next run, and the caller
+//! that waits for its end, do not: a caller that spins on a core that some lane is pinned to keeps that very lane from
+//! running. Then the waiter announces that it parks, looks once more, and parks. A signaller stores, then looks whether
+//! the waiter announced. Both have a sequentially consistent fence between their store and
 //! their load, so at least one sees the other (Dekker's argument) and no wake-up is lost; a superfluous one is harmless
-//! since waiters check again. On the fast path (waiter spins or is busy) nothing enters the kernel, and nothing locks:
-//! the one mutex taken per run and lane guards the trace and is never contended while lanes run.
+//! since waiters check again. Between tasks, where no waiter sleeps, nothing enters the kernel and nothing locks; the
+//! mutexes taken once per run (for the trace, for the caller's name) are not contended while lanes run.
 //!
 //! **Failure.** The first failure is kept, `abort` is raised and everybody is woken; lanes stop before their next task.
 //! A failed task never advances its lane's count, so nothing that depends on it starts.
 
+use crate::cores::CoreSwitch;
 use crate::error::{Place, RunError};
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 use trefoil_core::{NodeTime, Unit};
 use trefoil_units::{Backend, Buffer, CompileOptions, Compiled, PortMemory, RunTiming, SubModel, UnitError};
-
-/// Makes the calling thread a thread of the unit: pins it to the unit's cores, flushes denormals.
-pub type EnterUnit = fn(&Unit) -> Result<(), UnitError>;
 
 /// One execution as a lane recorded it; nanoseconds since the start of the run.
 #[derive(Debug, Clone, Copy)]
@@ -46,8 +45,7 @@ pub(crate) struct Shared {
     remaining: AtomicUsize,
     stop: AtomicBool,
     abort: AtomicBool,
-    caller_parked: AtomicBool,
-    caller: Mutex<Option<Thread>>,
+    caller: Sleeper,
     failure: Mutex<Option<Failure>>,
     node_times: Mutex<Vec<(usize, Vec<NodeTime>)>>,
     base: Instant,
@@ -59,9 +57,40 @@ pub(crate) struct Shared {
 #[repr(align(128))]
 struct LaneState {
     finished: AtomicU32,
-    parked: AtomicBool,
-    thread: OnceLock<Thread>,
+    sleeper: Sleeper,
     trace: Mutex<Vec<Record>>,
+}
+
+/// Who sleeps, if anybody does.
+#[derive(Default)]
+struct Sleeper {
+    parked: AtomicBool,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Sleeper {
+    /// Sleeps until `ready`.
+    fn sleep_until(&self, ready: impl Fn() -> bool) {
+        *lock(&self.thread) = Some(std::thread::current());
+        loop {
+            self.parked.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if ready() {
+                break;
+            }
+            std::thread::park();
+        }
+        self.parked.store(false, Ordering::Relaxed);
+    }
+
+    /// Wakes whoever announced to sleep. What it sleeps for has been stored, and a fence issued since.
+    fn wake(&self) {
+        if self.parked.load(Ordering::Relaxed)
+            && let Some(thread) = lock(&self.thread).as_ref()
+        {
+            thread.unpark();
+        }
+    }
 }
 
 /// The first failure of a run.
@@ -81,8 +110,7 @@ impl Shared {
     pub fn new(tasks: &[usize], spin: Duration) -> Self {
         let lanes = tasks.iter().map(|&count| LaneState {
             finished: AtomicU32::new(0),
-            parked: AtomicBool::new(false),
-            thread: OnceLock::new(),
+            sleeper: Sleeper::default(),
             trace: Mutex::new(Vec::with_capacity(count)),
         });
         Self {
@@ -91,8 +119,7 @@ impl Shared {
             remaining: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             abort: AtomicBool::new(false),
-            caller_parked: AtomicBool::new(false),
-            caller: Mutex::new(None),
+            caller: Sleeper::default(),
             failure: Mutex::new(None),
             node_times: Mutex::new(Vec::new()),
             base: Instant::now(),
@@ -114,12 +141,8 @@ impl Shared {
         self.started.store(self.now(), Ordering::Relaxed);
         self.epoch.fetch_add(1, Ordering::Release);
         fence(Ordering::SeqCst);
-        (0..self.lanes.len()).for_each(|lane| self.wake(lane));
-        let done = || self.remaining.load(Ordering::Acquire) == 0;
-        if !self.spin_until(done) {
-            *lock(&self.caller) = Some(std::thread::current());
-            park_until(&self.caller_parked, done);
-        }
+        self.lanes.iter().for_each(|lane| lane.sleeper.wake());
+        self.caller.sleep_until(|| self.remaining.load(Ordering::Acquire) == 0);
         // Only an aborted run has locked and filled the failure.
         if self.abort.load(Ordering::Relaxed) { lock(&self.failure).take().map_or(Ok(()), Err) } else { Ok(()) }
     }
@@ -128,7 +151,7 @@ impl Shared {
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
-        self.lanes.iter().filter_map(|lane| lane.thread.get()).for_each(Thread::unpark);
+        self.lanes.iter().for_each(|lane| lane.sleeper.wake());
     }
 
     /// What the lane recorded in the last run.
@@ -145,17 +168,7 @@ impl Shared {
         self.base.elapsed().as_nanos() as u64
     }
 
-    /// Wakes a lane if it announced that it parks. The caller has stored what the lane waits for, and fenced.
-    fn wake(&self, lane: usize) {
-        let lane = &self.lanes[lane];
-        if lane.parked.load(Ordering::Relaxed)
-            && let Some(thread) = lane.thread.get()
-        {
-            thread.unpark();
-        }
-    }
-
-    /// Spins for at most `self.spin`; whether `ready` came true.
+    /// Spins for at most `self.spin` (a lane waiting for another lane); whether `ready` came true.
     fn spin_until(&self, ready: impl Fn() -> bool) -> bool {
         if ready() {
             return true;
@@ -181,32 +194,15 @@ impl Shared {
         lock(&self.failure).get_or_insert(failure);
         self.abort.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        (0..self.lanes.len()).for_each(|lane| self.wake(lane));
+        self.lanes.iter().for_each(|lane| lane.sleeper.wake());
     }
 
     fn finish_lane(&self) {
         if self.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
             fence(Ordering::SeqCst);
-            if self.caller_parked.load(Ordering::Relaxed)
-                && let Some(caller) = lock(&self.caller).as_ref()
-            {
-                caller.unpark();
-            }
+            self.caller.wake();
         }
     }
-}
-
-/// Announces on `parked`, checks, parks; until `ready`.
-fn park_until(parked: &AtomicBool, ready: impl Fn() -> bool) {
-    loop {
-        parked.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        if ready() {
-            break;
-        }
-        std::thread::park();
-    }
-    parked.store(false, Ordering::Relaxed);
 }
 
 /// A segment for a lane to compile.
@@ -215,7 +211,7 @@ pub(crate) struct Program {
     pub backend: &'static dyn Backend,
     pub unit: Unit,
     pub model: SubModel,
-    /// Programs with equal numbers run on the same cores, so that nothing is to be entered between them.
+    /// Programs with equal numbers run on the same cores, so that nothing is to be changed between them.
     pub core_set: usize,
 }
 
@@ -247,7 +243,6 @@ pub(crate) struct LaneSetup {
     pub tasks: Vec<LaneTask>,
     pub bindings: Vec<Binding>,
     pub options: CompileOptions,
-    pub enter: EnterUnit,
 }
 
 /// What a lane tells after compiling.
@@ -267,12 +262,10 @@ pub(crate) fn lane_main(
     report: &mpsc::Sender<(usize, Result<LaneReport, RunError>)>,
 ) {
     let index = setup.lane;
-    let state = &shared.lanes[index];
-    let _ = state.thread.set(std::thread::current());
-    let mut lane = match Lane::prepare(setup) {
-        Ok((lane, told)) => {
+    let (mut lane, mut cores) = match Lane::prepare(setup) {
+        Ok((lane, cores, told)) => {
             let _ = report.send((index, Ok(told)));
-            lane
+            (lane, cores)
         }
         Err(error) => {
             let _ = report.send((index, Err(error)));
@@ -282,14 +275,12 @@ pub(crate) fn lane_main(
     let mut seen = 0;
     loop {
         let called = || shared.epoch.load(Ordering::Acquire) != seen || shared.stop.load(Ordering::Acquire);
-        if !shared.spin_until(called) {
-            park_until(&state.parked, called);
-        }
+        shared.lanes[index].sleeper.sleep_until(called);
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
         seen = shared.epoch.load(Ordering::Acquire);
-        lane.run(shared);
+        lane.run(shared, &mut cores);
         shared.finish_lane();
     }
 }
@@ -299,28 +290,28 @@ struct Lane {
     compiled: Vec<Box<dyn Compiled>>,
     /// Per program, the binding it has now.
     bound: Vec<usize>,
-    /// The core set the thread is on.
-    entered: usize,
+    /// The program inside whose unit the whole sequence runs, if that saves thread switches.
+    host: Option<usize>,
 }
 
 impl Lane {
-    fn prepare(setup: LaneSetup) -> Result<(Self, LaneReport), RunError> {
+    fn prepare(setup: LaneSetup) -> Result<(Self, CoreSwitch, LaneReport), RunError> {
         let mut compiled: Vec<Box<dyn Compiled>> = Vec::with_capacity(setup.programs.len());
         let mut report = LaneReport { copied: Vec::new(), ports: 0, rebinds: 0 };
-        let mut entered = usize::MAX;
+        let mut cores = CoreSwitch::default();
         for program in &setup.programs {
-            let not_ready = |source| RunError::Prepare { place: program.place.clone(), source };
-            if entered != program.core_set {
-                (setup.enter)(&program.unit).map_err(not_ready)?;
-                entered = program.core_set;
-            }
+            let not_ready = |source| RunError::Prepare { place: Box::new(program.place.clone()), source };
+            cores.enter(program.core_set, &program.unit).map_err(not_ready)?;
             let attempt = catch_unwind(AssertUnwindSafe(|| {
                 program.backend.compile(&program.model, &program.unit, &setup.options)
             }));
             let ready = match attempt {
                 Ok(result) => result.map_err(not_ready)?,
                 Err(panic) => {
-                    return Err(RunError::Panicked { place: program.place.clone(), message: panic_message(&*panic) });
+                    return Err(RunError::Panicked {
+                        place: Box::new(program.place.clone()),
+                        message: panic_message(&*panic),
+                    });
                 }
             };
             let ports = ready.ports();
@@ -336,10 +327,15 @@ impl Lane {
             compiled.push(ready);
         }
         let bound = vec![usize::MAX; compiled.len()];
-        let mut lane = Self { setup, compiled, bound, entered };
+        let host = host(&setup).map_err(|(program, source)| RunError::Prepare {
+            place: Box::new(setup.programs[program].place.clone()),
+            source,
+        })?;
+        let mut lane = Self { setup, compiled, bound, host };
         // The first run finds every program bound to what its first task needs.
         for task in (0..lane.setup.tasks.len()).rev() {
-            lane.bind(task).map_err(|source| RunError::Prepare { place: lane.place(task).clone(), source })?;
+            lane.bind(task)
+                .map_err(|source| RunError::Prepare { place: Box::new(lane.place(task).clone()), source })?;
         }
         let mut bound = lane.bound.clone();
         // From the second run on, programs start where the last run left them.
@@ -352,7 +348,7 @@ impl Lane {
                 }
             }
         }
-        Ok((lane, report))
+        Ok((lane, cores, report))
     }
 
     fn place(&self, task: usize) -> &Place {
@@ -374,22 +370,35 @@ impl Lane {
         Ok(true)
     }
 
-    fn run(&mut self, shared: &Shared) {
-        let current = Cell::new(0);
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.run_tasks(shared, &current)));
+    fn run(&mut self, shared: &Shared, cores: &mut CoreSwitch) {
+        let current = AtomicUsize::new(0);
+        let outcome = if let Some(program) = self.host {
+            let Program { backend, unit, .. } = &self.setup.programs[program];
+            let (backend, unit) = (*backend, unit.clone());
+            let mut outcome = Ok(Ok(()));
+            let entered = backend.run_inside(&unit, &mut || {
+                outcome = catch_unwind(AssertUnwindSafe(|| self.run_tasks(shared, &current, None)));
+            });
+            entered.map_or_else(|error| Ok(Err(error)), |()| outcome)
+        } else {
+            catch_unwind(AssertUnwindSafe(|| self.run_tasks(shared, &current, Some(cores))))
+        };
         let failure = match outcome {
             Ok(Ok(())) => return,
             Ok(Err(source)) => {
                 // The binding may be half done; bind afresh next time.
                 self.bound.fill(usize::MAX);
                 Failure {
-                    error: RunError::Segment { place: self.place(current.get()).clone(), source },
+                    error: RunError::Segment {
+                        place: Box::new(self.place(current.load(Ordering::Relaxed)).clone()),
+                        source,
+                    },
                     panicked: false,
                 }
             }
             Err(panic) => Failure {
                 error: RunError::Panicked {
-                    place: self.place(current.get()).clone(),
+                    place: Box::new(self.place(current.load(Ordering::Relaxed)).clone()),
                     message: panic_message(&*panic),
                 },
                 panicked: true,
@@ -398,7 +407,13 @@ impl Lane {
         shared.fail(failure);
     }
 
-    fn run_tasks(&mut self, shared: &Shared, current: &Cell<usize>) -> Result<(), UnitError> {
+    /// Runs the sequence; keeps `current` at the task it is at. Without `cores` the thread is where it has to be.
+    fn run_tasks(
+        &mut self,
+        shared: &Shared,
+        current: &AtomicUsize,
+        mut cores: Option<&mut CoreSwitch>,
+    ) -> Result<(), UnitError> {
         let state = &shared.lanes[self.setup.lane];
         let mut trace = lock(&state.trace);
         trace.clear();
@@ -408,31 +423,26 @@ impl Lane {
         let origin = shared.started.load(Ordering::Relaxed);
         let mut last_end = shared.now() - origin;
         for index in 0..self.setup.tasks.len() {
-            current.set(index);
+            current.store(index, Ordering::Relaxed);
             let task = &self.setup.tasks[index];
             let (number, program) = (task.task, task.program);
-            let ready = || task.waits.iter().all(|&(lane, count)| shared.lanes[lane].finished.load(Ordering::Acquire) >= count);
+            let ready =
+                || task.waits.iter().all(|&(lane, count)| shared.lanes[lane].finished.load(Ordering::Acquire) >= count);
             let waited_from = last_end;
             let mut start = last_end;
             if !ready() {
                 let released = || ready() || shared.abort.load(Ordering::Acquire);
                 if !shared.spin_until(released) {
-                    park_until(&state.parked, released);
+                    state.sleeper.sleep_until(released);
                 }
                 start = shared.now() - origin;
             }
             if shared.abort.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let unit = &self.setup.programs[program];
-            let mut prepared = false;
-            if self.entered != unit.core_set {
-                (self.setup.enter)(&unit.unit)?;
-                self.entered = unit.core_set;
-                prepared = true;
-            }
-            prepared |= self.bind(index)?;
-            if prepared {
+            let core_set = self.setup.programs[program].core_set;
+            let switched = cores.as_mut().is_some_and(|cores| cores.switch(core_set));
+            if self.bind(index)? || switched {
                 start = shared.now() - origin;
             }
             let compiled = &mut self.compiled[program];
@@ -443,7 +453,7 @@ impl Lane {
             let wakes = &self.setup.tasks[index].wakes;
             if !wakes.is_empty() {
                 fence(Ordering::SeqCst);
-                wakes.iter().for_each(|&lane| shared.wake(lane));
+                wakes.iter().for_each(|&lane| shared.lanes[lane].sleeper.wake());
             }
             trace.push(Record { task: number, waited_from, start, end: last_end, timing });
             if self.setup.options.profiling
@@ -454,6 +464,37 @@ impl Lane {
         }
         Ok(())
     }
+}
+
+/// Finds a program inside whose unit ([`Backend::run_inside`]) the whole sequence is better run: its backend hands calls
+/// to threads of its own, which costs two thread switches per segment unless one is on such a thread already. Only for
+/// lanes on one core set: that thread is pinned to it like the lane's own. Among several the one with most tasks.
+///
+/// The lane goes inside once per run rather than for good, because backends share such threads between executors.
+fn host(setup: &LaneSetup) -> Result<Option<usize>, (usize, UnitError)> {
+    let Some(first) = setup.programs.first() else { return Ok(None) };
+    if setup.programs.iter().any(|program| program.core_set != first.core_set) {
+        return Ok(None);
+    }
+    let mut best: Option<(usize, usize)> = None;
+    for (index, program) in setup.programs.iter().enumerate() {
+        let same_unit = |other: &Program| other.unit.address == program.unit.address;
+        if setup.programs[..index].iter().any(same_unit) {
+            continue;
+        }
+        let mut inside = None;
+        program
+            .backend
+            .run_inside(&program.unit, &mut || inside = Some(std::thread::current().id()))
+            .map_err(|error| (index, error))?;
+        if inside.is_some_and(|thread| thread != std::thread::current().id()) {
+            let tasks = setup.tasks.iter().filter(|task| same_unit(&setup.programs[task.program])).count();
+            if best.is_none_or(|(most, _)| tasks > most) {
+                best = Some((tasks, index));
+            }
+        }
+    }
+    Ok(best.map(|(_, index)| index))
 }
 
 /// The text of a panic.

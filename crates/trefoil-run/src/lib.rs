@@ -1,1 +1,52 @@
-//! Placeholder.
+//! Executes a plan on real units, checks its results, and times it against single units.
+//!
+//! * [`Executor`] makes a [`trefoil_core::Plan`] ready (one thread per lane, segments compiled once, all buffers bound
+//!   once) and runs it as often as wanted without allocating.
+//! * [`verify()`] compares a run with a reference at every segment boundary and names the first operator that differs.
+//! * [`compare()`] times a plan and single units in fresh processes, interleaved; [`guard()`] decides from that which of
+//!   them is used.
+
+mod arena;
+mod compare;
+mod cores;
+mod error;
+mod executor;
+mod guard;
+mod inputs;
+mod lane;
+mod schedule;
+mod setup;
+mod source;
+pub mod stats;
+mod verify;
+mod worker;
+
+use trefoil_core::{Unit, UnitAddress};
+use trefoil_units::{Backend, UnitError};
+
+pub use arena::{PAIRWISE_LIMIT, Placement};
+pub use compare::{
+    CompareOptions, CompareProgress, Comparison, Contender, ContenderResult, Ratio, WorkerCommand, compare,
+};
+pub use error::{Place, RunError};
+pub use executor::{Executor, ExecutorOptions, FindUnit, MemoryReport, TaskTiming};
+pub use guard::{GUARD_CONFIDENCE, Reason, Verdict, guard};
+pub use inputs::match_inputs;
+pub use schedule::{LaneSchedule, ModelPort, Schedule, ScheduledTask, Source, Value};
+pub use source::{ExtractedSegments, OperatorSource, PreparedModelSource, PreparedSource, SegmentSource};
+pub use verify::{BoundaryCheck, Difference, Reference, Verification, Verify, verify};
+pub use worker::{RunJob, RunRequest, RunResult, RunSampling, WORKER_VERSION, run_worker_main, sample, serve};
+
+/// Finds units through the registry of `trefoil-units`: what [`Executor::new`] is given outside tests.
+///
+/// # Errors
+/// Those of [`trefoil_units::resolve`].
+pub fn registry_units(address: &UnitAddress) -> Result<(&'static dyn Backend, Unit), UnitError> {
+    let unit = trefoil_units::resolve(address)?;
+    let backend = trefoil_units::backend(&address.backend).ok_or_else(|| UnitError::UnknownBackend {
+        unit: address.to_string(),
+        backend: address.backend.clone(),
+        have: trefoil_units::backends().iter().map(|backend| backend.name()).collect::<Vec<_>>().join(", "),
+    })?;
+    Ok((backend, unit))
+}

@@ -230,7 +230,10 @@ fn add_resource_order(plan: &Plan, kept: &[Kept<'_>], before: &mut [BTreeSet<usi
         let mut previous = None;
         for id in order {
             if id.0 as usize >= plan.tasks.len() {
-                return Err(RunError::plan(format!("the order of {resource} names task {}, which does not exist", id.0)));
+                return Err(RunError::plan(format!(
+                    "the order of {resource} names task {}, which does not exist",
+                    id.0
+                )));
             }
             let Some(&index) = place.get(&id.0) else { continue };
             if !listed[index].insert(resource) {
@@ -243,11 +246,17 @@ fn add_resource_order(plan: &Plan, kept: &[Kept<'_>], before: &mut [BTreeSet<usi
     }
     for (task, listed) in kept.iter().zip(&listed) {
         let Some(unit) = units.get(&task.task.unit) else {
-            return Err(RunError::plan(format!("task {} is for {}, which the plan does not describe", task.id.0, task.task.unit)));
+            return Err(RunError::plan(format!(
+                "task {} is for {}, which the plan does not describe",
+                task.id.0, task.task.unit
+            )));
         };
         let holds: BTreeSet<String> = unit.resources.iter().map(ToString::to_string).collect();
         if let Some(missing) = holds.iter().find(|resource| !listed.contains(resource.as_str())) {
-            return Err(RunError::plan(format!("the order of {missing} leaves out task {} ({})", task.id.0, unit.address)));
+            return Err(RunError::plan(format!(
+                "the order of {missing} leaves out task {} ({})",
+                task.id.0, unit.address
+            )));
         }
         if let Some(extra) = listed.iter().find(|resource| !holds.contains(**resource)) {
             return Err(RunError::plan(format!(
@@ -277,7 +286,7 @@ impl DataFlow {
         items.iter_mut().filter(|items| items.is_empty()).for_each(|items| {
             items.insert(0);
         });
-        let plain = graphs.len() == 1 && items[0].len() == 1;
+        let lone = graphs.len() == 1 && items[0].len() == 1;
 
         // Model inputs.
         let mut inputs = Vec::new();
@@ -285,7 +294,7 @@ impl DataFlow {
         for (model, graph) in graphs.iter().enumerate() {
             for &item in &items[model] {
                 for &tensor in &graph.inputs {
-                    let info = port_info(graph, tensor, item, plain);
+                    let info = port_info(graph, tensor, item, lone);
                     input_place.insert((model as u32, item, tensor), inputs.len());
                     let source = Source::Input(inputs.len());
                     inputs.push(ModelPort { model: model as u32, item, tensor, info, source });
@@ -370,7 +379,7 @@ impl DataFlow {
                             graph.tensor(tensor).name
                         )));
                     };
-                    let info = port_info(graph, tensor, item, plain);
+                    let info = port_info(graph, tensor, item, lone);
                     outputs.push(ModelPort { model: model as u32, item, tensor, info, source });
                 }
             }
@@ -379,9 +388,9 @@ impl DataFlow {
     }
 }
 
-fn port_info(graph: &OperatorGraph, tensor: TensorId, item: u32, plain: bool) -> TensorInfo {
+fn port_info(graph: &OperatorGraph, tensor: TensorId, item: u32, lone: bool) -> TensorInfo {
     let mut info = graph.tensor(tensor).info();
-    if !plain {
+    if !lone {
         info.name.insert_str(0, &format!("{}/", graph.model));
         let _ = write!(info.name, "#{item}");
     }
@@ -389,15 +398,13 @@ fn port_info(graph: &OperatorGraph, tensor: TensorId, item: u32, plain: bool) ->
 }
 
 /// Kahn's algorithm; among ready tasks the smallest plan id goes first.
-fn topological_order(
-    plan: &Plan,
-    kept: &[Kept<'_>],
-    before: &[BTreeSet<usize>],
-) -> Result<Vec<usize>, RunError> {
+fn topological_order(plan: &Plan, kept: &[Kept<'_>], before: &[BTreeSet<usize>]) -> Result<Vec<usize>, RunError> {
     let mut after = vec![Vec::new(); kept.len()];
     let mut missing: Vec<usize> = before.iter().map(BTreeSet::len).collect();
     for (index, set) in before.iter().enumerate() {
-        set.iter().for_each(|&earlier| after[earlier].push(index));
+        for &earlier in set {
+            after[earlier].push(index);
+        }
     }
     let mut ready: BinaryHeap<Reverse<usize>> =
         missing.iter().enumerate().filter(|(_, count)| **count == 0).map(|(index, _)| Reverse(index)).collect();

@@ -143,7 +143,7 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// What entering the unit reports; then `body` has not run.
     fn run_inside(&self, unit: &Unit, body: &mut (dyn FnMut() + Send)) -> Result<(), UnitError> {
-        let _ = unit;
+        let _inside = crate::enter_unit(unit)?;
         body();
         Ok(())
     }

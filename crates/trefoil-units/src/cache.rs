@@ -30,7 +30,9 @@ pub(crate) fn model_key(model: &Path, salt: &[&str]) -> io::Result<String> {
             hash.update(changed.unwrap_or_default().as_nanos().to_le_bytes());
         }
     }
-    Ok(hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
+    let mut start = [0; 16];
+    start.copy_from_slice(&hash.finalize()[..16]);
+    Ok(format!("{:032x}", u128::from_be_bytes(start)))
 }
 
 /// External data files named in an ONNX file. An entry is the protobuf message `{1: "location", 2: path}`

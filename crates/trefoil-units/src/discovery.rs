@@ -54,7 +54,13 @@ pub(crate) fn find<T>(
     }
     let stages: [&dyn Fn() -> Vec<PathBuf>; 3] = [
         &|| environment_site_packages().iter().flat_map(|site| in_site_packages(spec, site)).collect(),
-        &|| if spec.system { system_folders().iter().flat_map(|folder| in_folder(spec, folder)).collect() } else { vec![] },
+        &|| {
+            if spec.system {
+                system_folders().iter().flat_map(|folder| in_folder(spec, folder)).collect()
+            } else {
+                vec![]
+            }
+        },
         &|| python_site_packages().iter().flat_map(|site| in_site_packages(spec, site)).collect(),
     ];
     for stage in stages {

@@ -17,14 +17,17 @@ pub fn machine() -> Machine {
         cores: allowed_cores().to_vec(),
         memory_bytes: memory_bytes(),
         os: os_name(),
-        features: features().into_iter().map(str::to_owned).collect(),
+        features: features(),
         versions,
     }
 }
 
 /// Value of the first line `key : value` of a text in the style of `/proc/cpuinfo`.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    text.lines().filter_map(|line| line.split_once(':')).find(|(name, _)| name.trim() == key).map(|(_, value)| value.trim())
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(name, _)| name.trim() == key)
+        .map(|(_, value)| value.trim())
 }
 
 fn cpu_name() -> String {
@@ -59,21 +62,39 @@ fn os_name() -> String {
     }
 }
 
-/// Instruction sets that change which kernels the libraries pick.
-fn features() -> Vec<&'static str> {
-    let mut found = Vec::new();
-    macro_rules! detect {
-        ($probe:ident: $($name:tt)*) => {
-            $(if std::arch::$probe!($name) { found.push($name); })*
-        };
-    }
-    #[cfg(target_arch = "x86_64")]
-    detect!(is_x86_feature_detected: "avx2" "fma" "f16c" "avxvnni" "avx512f" "avx512bw" "avx512vnni" "avx512bf16" "avx512fp16"
-        "amx-int8" "amx-bf16");
-    #[cfg(target_arch = "aarch64")]
-    detect!(is_aarch64_feature_detected: "neon" "dotprod" "fp16" "i8mm" "bf16" "sve" "sve2");
+/// Instruction sets that change which kernels the libraries pick, as the kernel names them (`asimd` is called `neon`).
+fn features() -> Vec<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let Some(listed) = field(&text, "flags").or_else(|| field(&text, "Features")) else { return Vec::new() };
+    let mut found: Vec<String> = listed
+        .split_whitespace()
+        .filter(|name| FEATURES.contains(name))
+        .map(|name| if name == "asimd" { "neon".to_owned() } else { name.to_owned() })
+        .collect();
+    found.sort_unstable();
     found
 }
+
+const FEATURES: [&str; 18] = [
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "asimddp",
+    "asimdhp",
+    "i8mm",
+    "bf16",
+    "sve",
+    "sve2",
+];
 
 #[cfg(test)]
 mod tests {
@@ -91,7 +112,10 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn this_machine_has_a_name_memory_and_cores() {
         let machine = machine();
-        assert!(!machine.cpu.is_empty() && machine.memory_bytes > 1 << 20 && machine.os.contains("kernel"), "{machine:?}");
+        assert!(
+            !machine.cpu.is_empty() && machine.memory_bytes > 1 << 20 && machine.os.contains("kernel"),
+            "{machine:?}"
+        );
         assert_eq!(machine.cores, allowed_cores());
         assert_eq!(machine.versions["trefoil"], env!("CARGO_PKG_VERSION"));
     }

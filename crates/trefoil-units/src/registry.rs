@@ -6,10 +6,7 @@ use trefoil_core::{Unit, UnitAddress};
 
 /// Every backend of this build, available here or not.
 pub fn backends() -> &'static [&'static dyn Backend] {
-    &[
-        &crate::openvino::OpenVino, //
-        &crate::ort::OnnxRuntime,
-    ]
+    &[&crate::rten::RtenBackend, &crate::openvino::OpenVino, &crate::ort::OnnxRuntime, &crate::sim::SimBackend]
 }
 
 /// The backend of that name.

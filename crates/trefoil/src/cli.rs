@@ -9,9 +9,14 @@ use trefoil_plan::Pin;
 /// Runs neural networks across CPU, GPU and NPU of one shared-memory machine: measures every operator on every unit, finds
 /// the best placement, proves how good it is, runs it, and shows it.
 #[derive(Debug, Parser)]
-#[command(name = "trefoil", version, max_term_width = 110, after_help = "\
+#[command(
+    name = "trefoil",
+    version,
+    max_term_width = 110,
+    after_help = "\
 Exit codes: 0 done · 1 something failed while running · 2 bad input or usage · 3 --verify found a difference · \
-4 --strict found something that did not run where it was asked · 130 interrupted")]
+4 --strict found something that did not run where it was asked · 130 interrupted"
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

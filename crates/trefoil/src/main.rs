@@ -1,1 +1,49 @@
-fn main() {}
+//! The `trefoil` program: a thin layer over the crates that do the work.
+
+mod cli;
+mod commands;
+mod context;
+mod error;
+mod outcome;
+mod pipeline;
+
+use clap::Parser;
+use cli::{BenchCommand, Cli, Command};
+use error::CliError;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // Worker processes end in their own way.
+    match cli.command {
+        Command::Worker => trefoil_profile::worker_main(),
+        Command::WorkerRun => return trefoil_run::run_worker_main(),
+        _ => {}
+    }
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One line, whatever a library put into its message.
+            let message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            eprintln!("error: {message}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), CliError> {
+    match command {
+        Command::Units(args) => commands::units::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Profile(args) => commands::profile::run(&args),
+        Command::Plan(args) => commands::plan::run(&args),
+        Command::Run(args) => commands::run::run(&args),
+        Command::Explain(args) => commands::explain::run(&args),
+        Command::Survey(args) => commands::survey::run(&args),
+        Command::Bench(args) => match args.bench {
+            BenchCommand::Operators(args) => commands::bench_operators::run(&args),
+        },
+        Command::MakeModel(args) => Ok(trefoil_onnx::builder::sample_model().save(&args.output)?),
+        Command::Worker | Command::WorkerRun => unreachable!("handled in main"),
+    }
+}

@@ -1,10 +1,10 @@
 //! A sub-model compiled, bound to buffers with real data, checked and timed.
 
+use crate::TraceStore;
 use crate::protocol::{Failure, Item, ItemResult, Sampling};
 use crate::sampling::{Pacer, calmest, milliseconds};
 use crate::tolerance::{Deviation, compare};
-use crate::{StoreWriter, TraceStore};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 use trefoil_core::{HostTensor, NodeTime, Samples, TensorInfo, Timing, Unit};
 use trefoil_units::{Backend, Buffer, Compiled, RunTiming, UnitError};
@@ -45,7 +45,7 @@ pub struct Loaded {
 /// # Errors
 /// A failure of stage `compile` when there is none of that name.
 pub fn backend_of(unit: &Unit) -> Result<&'static dyn Backend, Failure> {
-    trefoil_units::registry::backend(&unit.address.backend)
+    trefoil_units::backend(&unit.address.backend)
         .ok_or_else(|| Failure::new("compile", &format!("this worker has no backend `{}`", unit.address.backend)))
 }
 
@@ -97,9 +97,8 @@ impl Loaded {
         let stores = open_stores(&item.stores)?;
         let inputs = item.model.inputs.iter().map(|info| load_input(&stores, info)).collect::<Result<Vec<_>, _>>()?;
         let outputs: Vec<_> = item.model.outputs.iter().map(|info| HostTensor::zeros(info.clone())).collect();
-        let compiled = backend
-            .compile(&item.model, &item.unit, &item.options)
-            .map_err(|error| unit_failure("compile", &error))?;
+        let compiled =
+            backend.compile(&item.model, &item.unit, &item.options).map_err(|error| unit_failure("compile", &error))?;
         let mut loaded = Self {
             compiled,
             inputs,
@@ -149,7 +148,7 @@ impl Loaded {
         self.deviation = None;
         if let Some(leniency) = &item.compare {
             let stores = open_stores(&item.stores)?;
-            for output in self.outputs() {
+            for output in &self.outputs {
                 let Some(reference) = load_tensor(&stores, &output.info().name) else { continue };
                 let deviation = compare(output, &reference, leniency);
                 self.deviation = Some(match self.deviation.take() {
@@ -211,30 +210,172 @@ fn fingerprint(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Runs a whole model once and stores its outputs with the shapes they really have.
-pub fn evaluate(
-    model: &Path,
-    unit: &Unit,
-    stores: &[PathBuf],
-    inputs: &[String],
-    outputs: &[String],
-    into: &Path,
-) -> Result<(), Failure> {
-    let backend = backend_of(unit)?;
-    let stores = open_stores(stores)?;
-    let mut tensors = Vec::new();
-    for name in inputs {
-        let tensor = load_tensor(&stores, name)
-            .ok_or_else(|| Failure::new("bind", &format!("no sample data for input `{name}`")))?;
-        tensors.push(tensor);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StoreWriter;
+    use crate::tolerance::Leniency;
+    use std::collections::{BTreeMap, BTreeSet};
+    use trefoil_core::{DataType, UnitAddress, UnitKind, UnitLimits};
+    use trefoil_units::{Availability, CompileOptions, Ports, SubModel};
+
+    /// What the fake backend does wrong.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Fault {
+        None,
+        /// Adds to the last element.
+        Offset(f32),
+        /// Adds one more to the last element with every execution.
+        Drift,
+        Compile,
+        Run,
     }
-    let results =
-        backend.evaluate(model, unit, &tensors, outputs).map_err(|error| unit_failure("run", &error))?;
-    let store = |error: crate::ProfileError| Failure::new("run", &error.to_string());
-    let mut writer = StoreWriter::create(into).map_err(store)?;
-    for tensor in &results {
-        writer.push(tensor).map_err(store)?;
+
+    struct Fake(Fault);
+
+    /// Hands its only input on.
+    struct FakeCompiled {
+        fault: Fault,
+        ports: Ports,
+        buffers: Option<(Buffer, Buffer)>,
+        runs: u32,
     }
-    writer.finish().map_err(store)?;
-    Ok(())
+
+    fn error(fault: &str) -> UnitError {
+        UnitError::Run { unit: "fake:CPU".into(), model: "m".into(), reason: fault.into() }
+    }
+
+    impl Backend for Fake {
+        fn name(&self) -> &'static str {
+            "fake"
+        }
+        fn check(&self) -> Availability {
+            Availability::Available { version: "1".into(), library: None }
+        }
+        fn units(&self) -> Vec<(Unit, Availability)> {
+            Vec::new()
+        }
+        fn unit(&self, _: &UnitAddress) -> Result<Unit, UnitError> {
+            Ok(unit())
+        }
+        fn compile(&self, _: &SubModel, _: &Unit, _: &CompileOptions) -> Result<Box<dyn Compiled>, UnitError> {
+            if self.0 == Fault::Compile {
+                let (unit, model) = ("fake:CPU".into(), "m".into());
+                return Err(UnitError::Compile { unit, model, reason: "no such operator".into() });
+            }
+            Ok(Box::new(FakeCompiled { fault: self.0, ports: Ports::default(), buffers: None, runs: 0 }))
+        }
+        fn versions(&self) -> BTreeMap<String, String> {
+            BTreeMap::new()
+        }
+    }
+
+    #[allow(clippy::cast_ptr_alignment)] // tensors are aligned to 128 bytes
+    impl Compiled for FakeCompiled {
+        fn ports(&self) -> &Ports {
+            &self.ports
+        }
+        unsafe fn bind(&mut self, inputs: &[Buffer], outputs: &[Buffer]) -> Result<(), UnitError> {
+            self.buffers = Some((inputs[0], outputs[0]));
+            Ok(())
+        }
+        fn submit(&mut self) -> Result<(), UnitError> {
+            let Some((from, to)) = self.buffers else { return Err(error("unbound")) };
+            if self.fault == Fault::Run {
+                return Err(error("device lost"));
+            }
+            let count = from.length / 4;
+            // SAFETY: `bind` promised both buffers; they hold `count` aligned f32 and do not overlap.
+            let (from, to) = unsafe {
+                (
+                    std::slice::from_raw_parts(from.pointer.cast::<f32>(), count),
+                    std::slice::from_raw_parts_mut(to.pointer.cast::<f32>(), count),
+                )
+            };
+            to.copy_from_slice(from);
+            self.runs += 1;
+            match self.fault {
+                Fault::Offset(offset) => to[count - 1] += offset,
+                Fault::Drift => to[count - 1] += self.runs as f32 * 1e-5,
+                _ => {}
+            }
+            Ok(())
+        }
+        fn wait(&mut self) -> Result<RunTiming, UnitError> {
+            Ok(RunTiming { exec_ms: Some(0.25), ..RunTiming::default() })
+        }
+    }
+
+    fn unit() -> Unit {
+        Unit {
+            address: UnitAddress::new("fake", "CPU"),
+            kind: UnitKind::Cpu,
+            resources: BTreeSet::new(),
+            limits: UnitLimits::default(),
+            simulated: false,
+            description: None,
+        }
+    }
+
+    fn measure(fault: Fault, compare: bool) -> Result<ItemResult, Failure> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = StoreWriter::create(&folder.path().join("trace")).unwrap();
+        writer.push(&HostTensor::from_f32("x", [4u64], &[1.0, 2.0, 3.0, 4.0])).unwrap();
+        writer.push(&HostTensor::from_f32("y", [4u64], &[1.0, 2.0, 3.0, 4.0])).unwrap();
+        writer.finish().unwrap();
+        let item = Item {
+            model: SubModel {
+                path: "m.onnx".into(),
+                inputs: vec![TensorInfo::new("x", DataType::F32, [4u64])],
+                outputs: vec![TensorInfo::new("y", DataType::F32, [4u64])],
+            },
+            unit: unit(),
+            options: CompileOptions::default(),
+            stores: vec![folder.path().join("trace")],
+            compare: compare.then(Leniency::default),
+            keep: None,
+        };
+        let mut loaded = Loaded::load_with(&Fake(fault), &item)?;
+        loaded.begin(&item, Sampling { warmup: 2, runs: 9, batches: 3, cap_ms: 1000.0 })?;
+        for _ in 0..3 {
+            loaded.time_batch()?;
+        }
+        loaded.finish()
+    }
+
+    #[test]
+    #[allow(clippy::float_cmp)] // exact values are meant
+    fn a_right_result_is_timed_in_parts() {
+        let result = measure(Fault::None, true).unwrap();
+        assert_eq!(result.deviation.unwrap().wrong, None);
+        assert!(result.repeatable);
+        assert_eq!(result.timing.total.unwrap().count, 9);
+        assert_eq!(result.timing.exec.unwrap().median, 0.25);
+        assert_eq!((result.timing.h2d, result.timing.dispatch, result.timing.d2h), (None, None, None));
+    }
+
+    #[test]
+    fn a_wrong_result_is_seen_and_a_close_one_passes() {
+        let wrong = measure(Fault::Offset(-0.1), true).unwrap().deviation.unwrap();
+        assert!((wrong.error_to_peak - 0.025).abs() < 1e-6);
+        assert_eq!(
+            wrong.wrong.unwrap(),
+            "output `y`: 1 of 4 elements off, element 3 is 3.9000000953674316 instead of 4"
+        );
+        assert_eq!(measure(Fault::Offset(0.004), true).unwrap().deviation.unwrap().wrong, None);
+        assert_eq!(measure(Fault::Offset(-0.1), false).unwrap().deviation, None);
+    }
+
+    #[test]
+    fn results_that_change_are_not_repeatable() {
+        assert!(!measure(Fault::Drift, true).unwrap().repeatable);
+    }
+
+    #[test]
+    fn failures_tell_their_stage_in_the_backends_words() {
+        let failure = measure(Fault::Compile, true).unwrap_err();
+        assert_eq!((failure.stage.as_str(), failure.reason.as_str()), ("compile", "no such operator"));
+        let failure = measure(Fault::Run, true).unwrap_err();
+        assert_eq!((failure.stage.as_str(), failure.reason.as_str()), ("run", "device lost"));
+    }
 }

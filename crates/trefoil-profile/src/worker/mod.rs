@@ -1,12 +1,15 @@
 //! The worker process: compiles and runs what the profiler asks for, so that a crash is a finding.
 
+mod baton;
 mod execution;
 mod pairs;
 mod threads;
 
+use crate::StoreWriter;
+use crate::power::PowerMeter;
 use crate::protocol::{Answer, Failure, Hello, Item, ItemAnswer, Job, PROTOCOL_VERSION, Reply, Request, Sampling};
 use crate::sampling::milliseconds;
-use execution::{Batch, Loaded};
+use execution::Loaded;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, Write};
@@ -63,8 +66,13 @@ pub fn worker_main() -> ! {
 
 /// Moves the protocol to a private descriptor and lets descriptor 1 go to stderr, where libraries may chatter.
 fn private_stdout() -> std::io::Result<File> {
-    let protocol = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
-    rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+    let protocol = rustix::io::fcntl_dupfd_cloexec(std::io::stdout().as_fd(), 3)?;
+    // SAFETY: descriptor 1 is open (it was just duplicated); the owner is forgotten below, so that it stays open.
+    let mut standard_output = unsafe { OwnedFd::from_raw_fd(1) };
+    let outcome = rustix::io::dup2(std::io::stderr().as_fd(), &mut standard_output);
+    std::mem::forget(standard_output);
+    outcome?;
     Ok(File::from(protocol))
 }
 
@@ -88,40 +96,58 @@ impl Server {
     fn serve(&mut self, job: Job, protocol: &mut File) -> Result<Answer, Failure> {
         match job {
             Job::Ping => Ok(Answer::Done),
-            Job::Evaluate { model, unit, stores, inputs, outputs, into } => self
-                .thread(&unit)
-                .run(move |_| execution::evaluate(&model, &unit, &stores, &inputs, &outputs, &into))
+            Job::Evaluate { item, into } => self
+                .thread(&item.unit.clone())
+                .run(move |_| {
+                    let mut loaded = Loaded::load(&item)?;
+                    loaded.execute()?;
+                    store_outputs(&loaded, &into).map_err(|error| Failure::new("run", &error.to_string()))
+                })
                 .map(|()| Answer::Evaluated),
-            Job::Measure { items, sampling } => Ok(Answer::Measured { items: self.measure(items, sampling) }),
+            Job::Measure { items, sampling } => Ok(Answer::Measured { items: self.measure(&items, sampling) }),
             Job::NodeTimes { item, runs } => {
                 let nodes = self.thread(&item.unit.clone()).run(move |_| node_times(&item, runs))?;
                 Ok(Answer::Nodes { nodes })
             }
-            Job::Transfer { first, second, sampling } => pairs::transfer(first, second, sampling),
-            Job::Slowdown { slowed, interfering, sampling } => pairs::slowdown(slowed, interfering, sampling),
-            Job::Load { item, seconds } => {
-                let Some(item) = item else {
-                    let seconds = seconds.clamp(0.0, 3600.0);
-                    std::thread::sleep(std::time::Duration::from_secs_f64(seconds));
-                    return Ok(Answer::Loaded { executions: 0, seconds });
-                };
-                self.thread(&item.unit.clone()).run(move |_| {
-                    let mut loaded = Loaded::load(&item)?;
-                    let (began, mut executions) = (Instant::now(), 0);
-                    while began.elapsed().as_secs_f64() < seconds {
-                        loaded.execute()?;
-                        executions += 1;
-                    }
-                    Ok(Answer::Loaded { executions, seconds: began.elapsed().as_secs_f64() })
-                })
-            }
+            Job::Transfer { first, second, sampling } => pairs::transfer(&first, &second, sampling),
+            Job::Slowdown { slowed, interfering, sampling } => pairs::slowdown(&slowed, &interfering, sampling),
+            Job::Load { item, seconds } => self.load(item, seconds),
             Job::Spin { runs } => Ok(Answer::Spun { samples: spin(runs) }),
             Job::Misbehave { how } => misbehave(&how, protocol),
         }
     }
 
+    /// Loops an item while the power meters run.
+    fn load(&mut self, item: Option<Item>, seconds: f64) -> Result<Answer, Failure> {
+        let seconds = seconds.clamp(0.0, 3600.0);
+        let Some(item) = item else {
+            let meter = PowerMeter::discover();
+            let reading = meter.read();
+            std::thread::sleep(std::time::Duration::from_secs_f64(seconds));
+            let watts = reading.and_then(|reading| meter.watts_since(&reading));
+            return Ok(Answer::Loaded { executions: 0, seconds, watts });
+        };
+        self.thread(&item.unit.clone()).run(move |_| {
+            let mut loaded = Loaded::load(&item)?;
+            // A quarter of the time to reach a steady state first.
+            let (mut executions, warm) = (0, Instant::now());
+            while warm.elapsed().as_secs_f64() < seconds / 4.0 {
+                loaded.execute()?;
+            }
+            let meter = PowerMeter::discover();
+            let reading = meter.read();
+            let began = Instant::now();
+            while began.elapsed().as_secs_f64() < seconds {
+                loaded.execute()?;
+                executions += 1;
+            }
+            let watts = reading.and_then(|reading| meter.watts_since(&reading));
+            Ok(Answer::Loaded { executions, seconds: began.elapsed().as_secs_f64(), watts })
+        })
+    }
+
     /// Loads all items, then times them in alternating batches.
-    fn measure(&mut self, items: Vec<Item>, sampling: Sampling) -> Vec<ItemAnswer> {
+    fn measure(&mut self, items: &[Item], sampling: Sampling) -> Vec<ItemAnswer> {
         // Each item lives on its unit's thread under a name; items that are not to be kept get one for this job.
         let names: Vec<String> =
             items.iter().enumerate().map(|(n, item)| item.keep.clone().unwrap_or(format!("\u{0}{n}"))).collect();
@@ -173,34 +199,57 @@ impl Server {
     }
 }
 
-/// Median time of each node over `runs` executions; `None` if the backend reports none.
+fn store_outputs(loaded: &Loaded, into: &std::path::Path) -> Result<(), crate::ProfileError> {
+    let mut writer = StoreWriter::create(into)?;
+    for tensor in loaded.outputs() {
+        writer.push(tensor)?;
+    }
+    writer.finish()?;
+    Ok(())
+}
+
+/// Times of the nodes in one warm execution; `None` if the backend reports none.
+///
+/// Some backends report the last execution, others means over all executions since compilation, the cold first one
+/// included, which can be a hundred times longer than the rest. A sum of node times above the wall time of the latest
+/// executions gives a mean away; two readings then tell the mean of the executions between them. Otherwise the calmest
+/// of several readings stands.
 fn node_times(item: &Item, runs: u32) -> Result<Option<Vec<NodeTime>>, Failure> {
     let mut loaded = Loaded::load(item)?;
-    let mut names: Vec<NodeTime> = Vec::new();
-    let mut times: Vec<Vec<f64>> = Vec::new();
-    for _ in 0..2 {
+    let early = (runs / 4).max(3);
+    for _ in 0..early {
         loaded.execute()?;
     }
-    for run in 0..runs.max(1) {
+    let Some(first) = loaded.node_times() else { return Ok(None) };
+    let late = early * 3;
+    let began = Instant::now();
+    for _ in 0..late {
         loaded.execute()?;
-        let Some(nodes) = loaded.node_times() else { return Ok(None) };
-        if run == 0 {
-            times = vec![Vec::new(); nodes.len()];
-            names = nodes;
-            for (list, node) in times.iter_mut().zip(&names) {
-                list.push(node.ms);
-            }
-        } else if nodes.len() == names.len() {
-            // Backends report nodes in one fixed order; a run that differs (a branch not taken) is left out.
-            for (list, node) in times.iter_mut().zip(&nodes) {
-                list.push(node.ms);
-            }
+    }
+    let wall = milliseconds(began, Instant::now()) / f64::from(late);
+    let Some(mut nodes) = loaded.node_times() else { return Ok(None) };
+    if total_ms(&nodes) > 1.1 * wall && nodes.len() == first.len() {
+        for (node, before) in nodes.iter_mut().zip(&first) {
+            let spent = node.ms * f64::from(early + late) - before.ms * f64::from(early);
+            node.ms = (spent / f64::from(late)).max(0.0);
+        }
+        return Ok(Some(nodes));
+    }
+    for _ in 0..4 {
+        for _ in 0..3 {
+            loaded.execute()?;
+        }
+        if let Some(again) = loaded.node_times()
+            && total_ms(&again) < total_ms(&nodes)
+        {
+            nodes = again;
         }
     }
-    for (node, list) in names.iter_mut().zip(&mut times) {
-        node.ms = Samples::from_values(list).map_or(node.ms, |samples| samples.median);
-    }
-    Ok(Some(names))
+    Ok(Some(nodes))
+}
+
+fn total_ms(nodes: &[NodeTime]) -> f64 {
+    nodes.iter().map(|node| node.ms).sum()
 }
 
 /// Times a loop of dependent integer operations that no clock-independent disturbance can change.
@@ -228,7 +277,7 @@ fn misbehave(how: &str, protocol: &mut File) -> Result<Answer, Failure> {
             std::process::abort()
         }
         "hang" => loop {
-            std::thread::sleep(std::time::Duration::from_secs(3600));
+            std::thread::sleep(std::time::Duration::from_hours(1));
         },
         "garbage" => {
             let _ = protocol.write_all(b"}{ this is no reply\n");
@@ -253,6 +302,3 @@ fn misbehave(how: &str, protocol: &mut File) -> Result<Answer, Failure> {
         other => Err(Failure::new("run", &format!("no misbehaviour `{other}`"))),
     }
 }
-
-/// Kept out of [`execution`] so that its buffers and timing loops stay free of bookkeeping.
-type Batches = Vec<Batch>;

@@ -1,7 +1,7 @@
 //! The loaded OpenVINO library: one per process, with one core object, both kept until the process ends.
 
-use super::ffi::{Devices, ElementType, Functions, RawCore, RawTensor, Shape, Status, Version};
 use super::LIBRARY;
+use super::ffi::{Devices, ElementType, Functions, RawCore, RawTensor, Shape, Status, Version};
 use crate::affinity;
 use crate::discovery;
 use crate::one_line;
@@ -156,15 +156,18 @@ fn element_offset(functions: &Functions) -> Option<ElementType> {
         }
     };
     (0..=1).find(|offset| {
-        DTYPES.iter().all(|&dtype| element_number(dtype).and_then(|number| size(number + offset)) == Some(3 * dtype.size()))
+        DTYPES
+            .iter()
+            .all(|&dtype| element_number(dtype).and_then(|number| size(number + offset)) == Some(3 * dtype.size()))
     })
 }
 
 /// The message of the call that just failed with `status` on this thread.
 pub(super) fn last_error(functions: &Functions, status: Status) -> String {
-    // SAFETY: both functions return null or a terminated string. The message of some releases is a copy to be freed and of
-    // others the library's own; not freeing it costs a few hundred bytes per error and is right for both.
+    // The message of some releases is a copy to be freed and of others the library's own; not freeing it costs a few hundred
+    // bytes per error and is right for both.
     let text = |pointer: *const c_char| {
+        // SAFETY: both functions below return null or a terminated string.
         (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
     };
     // SAFETY: no arguments beyond a number.

@@ -33,6 +33,13 @@ impl Workers {
         Self { cores: cores.to_vec(), runs: 0 }
     }
 
+    /// Moves the workers that compiling has created.
+    pub(super) fn settle(&self) {
+        if self.cores.len() > 1 {
+            pin_workers();
+        }
+    }
+
     /// Runs `call`, moving the workers that it creates if this is one of the first executions.
     pub(super) fn watch<T>(&mut self, call: impl FnOnce() -> T) -> T {
         if self.cores.len() < 2 || self.runs >= WATCHED_RUNS {

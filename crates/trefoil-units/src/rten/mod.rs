@@ -18,13 +18,11 @@ mod compiled;
 mod onnx_file;
 mod pool;
 mod ports;
-mod temporary;
 
-use crate::{Availability, Backend, CompileOptions, Compiled, SubModel, UnitError};
-use temporary::allowed_cores;
+use crate::{Availability, Backend, CompileOptions, Compiled, SubModel, UnitError, core_resources};
 use compiled::RtenCompiled;
-use std::collections::{BTreeMap, BTreeSet};
-use trefoil_core::{Precision, Resource, Unit, UnitAddress, UnitKind, UnitLimits};
+use std::collections::BTreeMap;
+use trefoil_core::{Precision, Unit, UnitAddress, UnitKind, UnitLimits};
 
 /// Version of the embedded crate; a test compares it with `Cargo.lock`.
 const RTEN_VERSION: &str = "0.27.0";
@@ -66,17 +64,10 @@ impl Backend for RtenBackend {
                 fix: format!("leave out `+{precision}`"),
             });
         }
-        let allowed = allowed_cores();
-        let cores = if address.cores.is_empty() { &allowed } else { &address.cores };
-        if cores.iter().any(|core| !allowed.contains(core)) {
-            let all = UnitAddress::new("rten", "CPU").with_cores(allowed.clone()).to_string();
-            let allowed = all.split_once('@').map_or_else(String::new, |(_, cores)| cores.to_owned());
-            return Err(UnitError::Cores { unit: address.to_string(), allowed });
-        }
         Ok(Unit {
             address: address.clone(),
             kind: UnitKind::Cpu,
-            resources: cores.iter().copied().map(Resource::Core).collect::<BTreeSet<_>>(),
+            resources: core_resources(address)?,
             limits: UnitLimits { precisions: vec![Precision::F32], ..UnitLimits::default() },
             simulated: false,
             description: Some("rten, embedded".to_owned()),

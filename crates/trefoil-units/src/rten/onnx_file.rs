@@ -14,12 +14,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct Staged {
     path: PathBuf,
     folder: Option<PathBuf>,
+    integer_products: bool,
 }
 
 impl Staged {
     /// The file to load.
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether there are `MatMulInteger`, `ConvInteger` or the like among the nodes.
+    pub(super) fn has_integer_products(&self) -> bool {
+        self.integer_products
     }
 }
 
@@ -44,14 +50,17 @@ pub(super) fn stage(path: &Path) -> Result<Staged, String> {
     if survey.nodes == 0 && survey.values.is_empty() {
         return Err("the file holds no ONNX graph".to_owned());
     }
+    let integer_products = survey.integer_products;
     let hidden: BTreeSet<_> = survey.node_names.intersection(&survey.values).cloned().collect();
     let extension = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx"));
     if extension && hidden.is_empty() && !survey.rewrite_external {
-        return Ok(Staged { path: path.to_path_buf(), folder: None });
+        return Ok(Staged { path: path.to_path_buf(), folder: None, integer_products });
     }
     let mut rewrite = Rewrite { hidden, base: folder, targets: Vec::new() };
     let rewritten = rewrite.model(&bytes)?;
-    write_copy(&rewritten, &rewrite.targets)
+    let mut staged = write_copy(&rewritten, &rewrite.targets)?;
+    staged.integer_products = integer_products;
+    Ok(staged)
 }
 
 /// Writes the copy and its links.
@@ -61,7 +70,7 @@ fn write_copy(bytes: &[u8], targets: &[PathBuf]) -> Result<Staged, String> {
     let folder = std::env::temp_dir().join(format!("trefoil-rten-{}-{number}", std::process::id()));
     let fail = |error: std::io::Error| format!("cannot stage a copy in {}: {error}", folder.display());
     std::fs::create_dir_all(&folder).map_err(fail)?;
-    let staged = Staged { path: folder.join("model.onnx"), folder: Some(folder.clone()) };
+    let staged = Staged { path: folder.join("model.onnx"), folder: Some(folder.clone()), integer_products: false };
     std::fs::write(&staged.path, bytes).map_err(fail)?;
     for (number, target) in targets.iter().enumerate() {
         let target = target
@@ -96,6 +105,7 @@ mod field {
     pub(super) const NODE_INPUT: u64 = 1;
     pub(super) const NODE_OUTPUT: u64 = 2;
     pub(super) const NODE_NAME: u64 = 3;
+    pub(super) const NODE_TYPE: u64 = 4;
     pub(super) const NODE_ATTRIBUTE: u64 = 5;
     pub(super) const ATTRIBUTE_TENSOR: u64 = 5;
     pub(super) const ATTRIBUTE_GRAPH: u64 = 6;
@@ -188,6 +198,7 @@ struct Survey {
     node_names: BTreeSet<String>,
     values: BTreeSet<String>,
     rewrite_external: bool,
+    integer_products: bool,
 }
 
 impl Survey {
@@ -242,6 +253,7 @@ impl Survey {
                 field::NODE_NAME if !inner.is_empty() => {
                     self.node_names.insert(String::from_utf8_lossy(inner).into_owned());
                 }
+                field::NODE_TYPE => self.integer_products |= inner.windows(7).any(|window| window == b"Integer"),
                 field::NODE_ATTRIBUTE => {
                     for part in fields(inner) {
                         let part = part?;
@@ -297,7 +309,9 @@ impl External {
                     }
                 }
                 (field::TENSOR_DATA_TYPE, Payload::Varint(code)) => external.data_type = code as i32,
-                (field::TENSOR_NAME, Payload::Bytes(name)) => external.name = String::from_utf8_lossy(name).into_owned(),
+                (field::TENSOR_NAME, Payload::Bytes(name)) => {
+                    external.name = String::from_utf8_lossy(name).into_owned()
+                }
                 (field::TENSOR_LOCATION, Payload::Varint(location)) => external.is_external = location == EXTERNAL,
                 (field::TENSOR_EXTERNAL, Payload::Bytes(entry)) => external.entry(entry)?,
                 _ => {}
@@ -390,8 +404,10 @@ impl Rewrite {
         if !external.is_external {
             return Ok(None);
         }
-        let location =
-            external.location.as_deref().ok_or_else(|| format!("tensor `{}` is external without a location", external.name))?;
+        let location = external
+            .location
+            .as_deref()
+            .ok_or_else(|| format!("tensor `{}` is external without a location", external.name))?;
         let target = self.base.join(location);
         let number = self.targets.iter().position(|known| *known == target).unwrap_or_else(|| {
             self.targets.push(target);

@@ -1,11 +1,10 @@
 //! Thread pools of rten units, one per set of cores.
 
-use super::temporary::enter_unit;
-use crate::UnitError;
+use crate::{UnitError, enter_unit, unit_cores};
 use rten::ThreadPool;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use trefoil_core::{Resource, Unit};
+use trefoil_core::Unit;
 
 /// Pools in use, by core set. Weak, so that a pool's threads end with the last compiled sub-model that uses it.
 static POOLS: Mutex<BTreeMap<Vec<u32>, Weak<ThreadPool>>> = Mutex::new(BTreeMap::new());
@@ -17,14 +16,7 @@ static POOLS: Mutex<BTreeMap<Vec<u32>, Weak<ThreadPool>>> = Mutex::new(BTreeMap:
 /// # Errors
 /// [`UnitError::Run`] when no thread can be started, or what entering the unit reports.
 pub(super) fn pool_of(unit: &Unit) -> Result<Arc<ThreadPool>, UnitError> {
-    let cores: Vec<u32> = unit
-        .resources
-        .iter()
-        .filter_map(|resource| match resource {
-            Resource::Core(core) => Some(*core),
-            Resource::Device(_) => None,
-        })
-        .collect();
+    let cores = unit_cores(unit);
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     pools.retain(|_, pool| pool.strong_count() > 0);
     if let Some(pool) = pools.get(&cores).and_then(Weak::upgrade) {
@@ -36,7 +28,7 @@ pub(super) fn pool_of(unit: &Unit) -> Result<Arc<ThreadPool>, UnitError> {
     let pool = std::thread::scope(|scope| {
         std::thread::Builder::new()
             .name("rten-pool".to_owned())
-            .spawn_scoped(scope, || enter_unit(unit).map(|()| ThreadPool::with_num_threads(threads)))
+            .spawn_scoped(scope, || enter_unit(unit).map(|_inside| ThreadPool::with_num_threads(threads)))
             .map_err(|error| UnitError::Run {
                 unit: unit.address.to_string(),
                 model: "its thread pool".to_owned(),

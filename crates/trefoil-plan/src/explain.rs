@@ -1,0 +1,189 @@
+//! Why an operator is where it is.
+
+use crate::assemble::{Piece, price};
+use crate::view::CostView;
+use crate::{PlanError, PlanRequest};
+use std::fmt;
+use trefoil_core::{CostRef, Objective, OperatorId, Plan, UnitAddress, Work};
+
+/// Another unit, and what it would take to use it for one operator.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Alternative {
+    /// The unit.
+    pub unit: UnitAddress,
+    /// The operator alone on it, in milliseconds.
+    pub isolated_ms: Option<f64>,
+    /// Why it cannot be used: the failure, or the pin.
+    pub unavailable: Option<String>,
+    /// Change of the plan's cost (objective's unit) when only this operator moves there: its segment splits, transfers come
+    /// and go, everything re-priced. Negative means cheaper under the costs as they stand now.
+    pub move_price: Option<f64>,
+}
+
+/// An operator's place in a plan. `Display` gives the text.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Explanation {
+    /// The operator.
+    pub operator: OperatorId,
+    /// Its name.
+    pub name: String,
+    /// Its kind.
+    pub kind: String,
+    /// Where the plan puts it.
+    pub unit: UnitAddress,
+    /// It alone there, in milliseconds; `None` when only measured inside larger segments.
+    pub isolated_ms: Option<f64>,
+    /// Index of its segment in [`Plan::segments`].
+    pub segment: usize,
+    /// Number of operators in that segment.
+    pub segment_operators: usize,
+    /// The segment's cost as the plan states it.
+    pub segment_cost: CostRef,
+    /// The pin that decided, if one did.
+    pub pin: Option<String>,
+    /// What the plan minimises.
+    pub objective: Objective,
+    /// The plan's cost under the request's profile, in the objective's unit.
+    pub plan_cost: f64,
+    /// The other units, in the request's order.
+    pub alternatives: Vec<Alternative>,
+    /// Index in `alternatives` of the cheapest move.
+    pub next_best: Option<usize>,
+}
+
+/// Explains the placement of one operator. Prices are those of the request's profile; a plan of older measurements is
+/// re-priced.
+///
+/// # Errors
+/// [`PlanError::NoOperator`]; [`trefoil_core::CoreError`] when plan and graph do not belong together or the plan uses a
+/// unit that the request does not have; whatever is wrong with the request.
+pub fn explain(request: &PlanRequest<'_>, plan: &Plan, operator: OperatorId) -> Result<Explanation, PlanError> {
+    let view = CostView::new(request)?;
+    let graph = view.graph;
+    if operator.index() >= graph.len() {
+        return Err(PlanError::NoOperator { model: graph.model.clone(), operator: operator.0, count: graph.len() });
+    }
+    plan.check(&[graph])?;
+    let mut pieces: Vec<Piece> = Vec::new();
+    let mut home = (0, 0);
+    for task in &plan.tasks {
+        let Work::Segment { segment: id } = task.work else { continue };
+        let segment = &plan.segments[id.0 as usize];
+        let unit = view.unit_index(&segment.unit).ok_or_else(|| trefoil_core::CoreError::UnknownUnit {
+            want: segment.unit.to_string(),
+            have: view.unit_names(),
+        })?;
+        if segment.operators.binary_search(&operator).is_ok() {
+            home = (pieces.len(), id.0 as usize);
+        }
+        pieces.push(Piece { unit, operators: segment.operators.clone() });
+    }
+    let (place, segment) = home;
+    let plan_cost = price(&view, &pieces)?.total;
+    let here = pieces[place].unit;
+    let alternatives: Vec<Alternative> = (0..view.unit_count())
+        .filter(|&unit| unit != here)
+        .map(|unit| {
+            let unavailable = view.check_segment(&[operator], unit).err();
+            let move_price = unavailable.is_none().then(|| {
+                let moved = moved(&view, &pieces, place, operator, unit);
+                price(&view, &moved).ok().map(|priced| priced.total - plan_cost)
+            });
+            Alternative {
+                unit: view.table.units[unit].clone(),
+                isolated_ms: view.table.cost(operator, unit).map(|cost| cost.ms),
+                unavailable,
+                move_price: move_price.flatten(),
+            }
+        })
+        .collect();
+    let next_best = (0..alternatives.len())
+        .filter_map(|index| Some((alternatives[index].move_price?, index)))
+        .min_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, index)| index);
+    Ok(Explanation {
+        operator,
+        name: graph.operator(operator).name.clone(),
+        kind: graph.operator(operator).kind.clone(),
+        unit: view.table.units[here].clone(),
+        isolated_ms: view.table.cost(operator, here).map(|cost| cost.ms),
+        segment,
+        segment_operators: pieces[place].operators.len(),
+        segment_cost: plan.segments[segment].cost.clone(),
+        pin: view.pinned[operator.index()].as_ref().map(|(_, pin)| pin.to_string()),
+        objective: plan.objective,
+        plan_cost,
+        alternatives,
+        next_best,
+    })
+}
+
+/// The pieces with one operator on another unit: its segment splits around it, and it joins neighbours of its new unit.
+fn moved(view: &CostView<'_>, pieces: &[Piece], place: usize, operator: OperatorId, unit: usize) -> Vec<Piece> {
+    let mut result: Vec<Piece> = Vec::new();
+    // Joins only across the seams that the move made: other neighbours stay as the plan has them.
+    let mut append = |piece: Piece, joins: bool| {
+        if piece.operators.is_empty() {
+            return;
+        }
+        if let Some(last) = result.last_mut()
+            && joins
+            && last.unit == piece.unit
+        {
+            let mut joint = [last.operators.as_slice(), piece.operators.as_slice()].concat();
+            joint.sort_unstable();
+            if view.check_segment(&joint, piece.unit).is_ok() {
+                last.operators = joint;
+                return;
+            }
+        }
+        result.push(piece);
+    };
+    for (index, piece) in pieces.iter().enumerate() {
+        if index != place {
+            append(piece.clone(), index == place + 1);
+            continue;
+        }
+        // Ascending ids are a topological order, so both halves are convex and nothing before waits for what comes after.
+        let at = piece.operators.partition_point(|&id| id < operator);
+        let halves = (piece.operators[..at].to_vec(), piece.operators[at + 1..].to_vec());
+        append(Piece { unit: piece.unit, operators: halves.0 }, true);
+        append(Piece { unit, operators: vec![operator] }, true);
+        append(Piece { unit: piece.unit, operators: halves.1 }, true);
+    }
+    result
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let suffix = if self.objective == Objective::Energy { "J" } else { "ms" };
+        let ms = |ms: Option<f64>| ms.map_or_else(|| "no time of its own".to_owned(), |ms| format!("{ms:.4} ms alone"));
+        writeln!(f, "operator {} `{}` ({}) runs on {}", self.operator, self.name, self.kind, self.unit)?;
+        if let Some(pin) = &self.pin {
+            writeln!(f, "  because of the pin `{pin}`")?;
+        }
+        writeln!(f, "  there: {}", ms(self.isolated_ms))?;
+        writeln!(
+            f,
+            "  in segment {} of {} operator(s), {:.4} ms ({})",
+            self.segment, self.segment_operators, self.segment_cost.ms, self.segment_cost.origin
+        )?;
+        writeln!(f, "  the plan costs {:.4} {suffix}", self.plan_cost)?;
+        for (index, other) in self.alternatives.iter().enumerate() {
+            write!(f, "  {}: ", other.unit)?;
+            match (&other.unavailable, other.move_price) {
+                (Some(reason), _) => write!(f, "not possible: {reason}")?,
+                (None, Some(price)) => {
+                    write!(
+                        f,
+                        "{}; moving it there alone changes the plan by {price:+.4} {suffix}",
+                        ms(other.isolated_ms)
+                    )?;
+                }
+                (None, None) => write!(f, "{}; the split that moving it makes cannot run", ms(other.isolated_ms))?,
+            }
+            writeln!(f, "{}", if Some(index) == self.next_best { " (next best)" } else { "" })?;
+        }
+        Ok(())
+    }
+}

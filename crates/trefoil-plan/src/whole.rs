@@ -1,0 +1,147 @@
+//! Plans that leave nothing to search: one unit for everything, and splits made by hand. And the baselines.
+
+use crate::assemble::{Piece, assemble, price};
+use crate::view::CostView;
+use crate::{PlanError, PlanRequest};
+use trefoil_core::cost::measurement_cost;
+use trefoil_core::{MeasurementId, OperatorId, Origin, Plan, Subject, UnitAddress};
+
+/// Everything on one unit in one segment.
+pub(crate) fn single(view: &CostView<'_>, unit: usize) -> Result<Plan, PlanError> {
+    let method = format!("single:{}", view.table.units[unit]);
+    if view.graph.is_empty() {
+        return assemble(view, &method, &[]);
+    }
+    let mut plan = assemble(view, &method, &[Piece { unit, operators: view.graph.ids().collect() }])?;
+    if !plan.all_measured {
+        plan.notes
+            .push(format!("the whole model was not measured on {}; its time is an estimate", view.table.units[unit]));
+    }
+    Ok(plan)
+}
+
+/// The cheapest single-unit plan, if any unit can run everything.
+pub(crate) fn best_single(view: &CostView<'_>) -> Option<Plan> {
+    let plans = (0..view.unit_count()).filter_map(|unit| single(view, unit).ok());
+    plans.min_by(|a, b| a.claimed.total_cmp(&b.claimed))
+}
+
+/// A split made by hand: every operator once, each on one of the request's units. Operators are grouped into runs that stay
+/// on a unit as long as something assigned to it is ready, which makes segments convex; of the possible first units the one
+/// that gives the cheapest plan is taken. `claimed` prices it like any other plan.
+///
+/// # Errors
+/// [`PlanError::Assignment`] when an operator is missing, assigned twice or unknown; [`PlanError::Unrunnable`] when a unit
+/// cannot run what it was given; and whatever is wrong with the request.
+pub fn import(request: &PlanRequest<'_>, assignment: &[(OperatorId, UnitAddress)]) -> Result<Plan, PlanError> {
+    let view = CostView::new(request)?;
+    let graph = view.graph;
+    let fail = |reason: String| PlanError::Assignment { model: graph.model.clone(), reason };
+    let mut unit_of: Vec<Option<usize>> = vec![None; graph.len()];
+    for (id, address) in assignment {
+        let unit = view.unit_index(address).ok_or_else(|| {
+            fail(format!("operator {id} is put on {address}, which is not among {}", view.unit_names()))
+        })?;
+        match unit_of.get_mut(id.index()) {
+            None => return Err(fail(format!("operator {id} does not exist; there are {}", graph.len()))),
+            Some(Some(_)) => {
+                return Err(fail(format!("operator {id} `{}` is assigned twice", graph.operator(*id).name)));
+            }
+            Some(slot) => *slot = Some(unit),
+        }
+    }
+    if let Some(missing) = unit_of.iter().position(Option::is_none) {
+        return Err(fail(format!("operator {missing} `{}` is assigned to no unit", graph.operators[missing].name)));
+    }
+    let unit_of: Vec<usize> = unit_of.into_iter().flatten().collect();
+    assemble(&view, "imported", &cheapest_grouping(&view, &unit_of)?)
+}
+
+/// Groups an assignment into runs, trying every unit as the first.
+fn cheapest_grouping(view: &CostView<'_>, unit_of: &[usize]) -> Result<Vec<Piece>, PlanError> {
+    let mut best: Option<(f64, Vec<Piece>)> = None;
+    let mut error = None;
+    for start in 0..view.unit_count() {
+        let order = view.dag.grouped(unit_of, view.unit_count(), Some(start));
+        let pieces = runs(view, &order, unit_of);
+        match price(view, &pieces) {
+            Ok(priced) if best.as_ref().is_none_or(|(total, _)| priced.total < *total) => {
+                best = Some((priced.total, pieces));
+            }
+            Ok(_) => {}
+            Err(reason) => error = error.or(Some(reason)),
+        }
+    }
+    match (best, error) {
+        (Some((_, pieces)), _) => Ok(pieces),
+        (None, Some(error)) => Err(error),
+        (None, None) => Ok(Vec::new()),
+    }
+}
+
+/// Cuts an order where the unit changes, or where the run would hold something that is known to fail in one piece.
+pub(crate) fn runs(view: &CostView<'_>, order: &[OperatorId], unit_of: &[usize]) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for &id in order {
+        let unit = unit_of[id.index()];
+        match pieces.last_mut() {
+            Some(piece) if piece.unit == unit && view.can_extend(piece, id) => piece.operators.push(id),
+            _ => pieces.push(Piece { unit, operators: vec![id] }),
+        }
+    }
+    for piece in &mut pieces {
+        piece.operators.sort_unstable();
+    }
+    pieces
+}
+
+/// The whole model on one unit, as measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Baseline {
+    /// The unit.
+    pub unit: UnitAddress,
+    /// Measured milliseconds of the whole model in one piece; `None` when it was not measured or does not run.
+    pub ms: Option<f64>,
+    /// The measurement.
+    pub id: Option<MeasurementId>,
+    /// How `ms` was got.
+    pub origin: Origin,
+    /// Why there is no number.
+    pub reason: Option<String>,
+}
+
+/// Every unit of the request (of the profile when the request names none) alone, in the request's order.
+pub fn baselines(request: &PlanRequest<'_>) -> Vec<Baseline> {
+    let index = request.profile.index();
+    let units: Vec<UnitAddress> = if request.units.is_empty() {
+        request.profile.units.iter().map(|unit| unit.address.clone()).collect()
+    } else {
+        request.units.clone()
+    };
+    let subject = Subject::WholeModel { model: request.graph.fingerprint.clone() };
+    units
+        .into_iter()
+        .map(|unit| match index.newest(&subject, std::slice::from_ref(&unit)) {
+            None => Baseline {
+                reason: Some("the whole model was not measured on it".to_owned()),
+                unit,
+                ms: None,
+                id: None,
+                origin: Origin::Measured,
+            },
+            Some(record) => {
+                let cost = measurement_cost(record);
+                let reason = cost
+                    .is_none()
+                    .then(|| record.failure().unwrap_or_else(|| "it ran but no time was recorded".to_owned()));
+                Baseline {
+                    unit,
+                    ms: cost.map(|cost| cost.ms),
+                    id: Some(record.id.clone()),
+                    origin: record.origin,
+                    reason,
+                }
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,325 @@
+//! Requests, pins, errors, baselines, explanations: what a user meets.
+
+use trefoil_core::{CoreError, Objective, OperatorGraph, OperatorId, Origin, Outcome, Samples, UnitKind, Work};
+use trefoil_plan::testing::{ProfileBuilder, chain, graph};
+use trefoil_plan::{METHODS, PlanError, PlanRequest, baselines, explain, import, plan};
+
+/// Four operators; the second runs on `b` only, the fourth on `a` only.
+fn sample() -> (OperatorGraph, ProfileBuilder) {
+    let graph = chain(4, 100);
+    let builder = ProfileBuilder::new(&graph)
+        .cpus(2)
+        .operators(0, &[Some(1.0), None, Some(1.0), Some(1.0)])
+        .operators(1, &[Some(2.0), Some(1.0), Some(2.0), None])
+        .transfers(&[(0, 0.25)]);
+    (graph, builder)
+}
+
+#[test]
+fn a_model_that_no_unit_runs_alone_is_split() {
+    let (graph, builder) = sample();
+    for method in ["auto", "interval", "sequential"] {
+        let found = plan(method, &PlanRequest::new(&builder.profile, &graph)).unwrap();
+        found.check(&[&graph]).unwrap();
+        found.check_costs(&builder.profile.index()).unwrap();
+        let units: Vec<_> = found.segments.iter().map(|s| (s.unit.to_string(), s.operators.len())).collect();
+        assert_eq!(units, [("a:CPU".into(), 1), ("b:CPU".into(), 1), ("a:CPU".into(), 2)], "{method}");
+    }
+    let error = plan("single:a:CPU", &PlanRequest::new(&builder.profile, &graph)).unwrap_err();
+    assert_eq!(
+        error,
+        PlanError::Core(CoreError::Unplaceable {
+            operator: 1,
+            name: "op1".into(),
+            kind: "Relu".into(),
+            reasons: "a:CPU: compile: unsupported".into()
+        })
+    );
+}
+
+#[test]
+fn deleting_any_operator_measurement_fails_with_its_name() {
+    let (graph, builder) = sample();
+    let count = builder.profile.measurements.len();
+    for index in 0..count {
+        let mut profile = builder.profile.clone();
+        let gone = profile.measurements.remove(index);
+        let subject_is_transfer = gone.units.len() == 2;
+        for method in ["auto", "interval", "sequential"] {
+            let message = plan(method, &PlanRequest::new(&profile, &graph)).unwrap_err().to_string();
+            if subject_is_transfer {
+                assert!(message.contains(&format!("{}|{}", gone.units[0], gone.units[1])), "{message}");
+            } else {
+                assert!(message.contains(&gone.id.0), "{message}");
+            }
+        }
+    }
+    // A plan made before the deletion is caught by the check that readers of plan files do.
+    let found = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
+    let mut profile = builder.profile.clone();
+    let cited = found.segments[0].cost.measurements[0].clone();
+    profile.measurements.retain(|measurement| measurement.id != cited);
+    assert!(found.check_costs(&profile.index()).unwrap_err().to_string().contains(&cited.0));
+}
+
+#[test]
+fn an_operator_that_runs_nowhere_is_named_with_every_reason() {
+    let graph = chain(2, 4);
+    let builder = ProfileBuilder::new(&graph)
+        .cpus(2)
+        .operators(0, &[Some(1.0), None])
+        .operators(1, &[Some(1.0), None])
+        .transfers(&[(0, 0.0)]);
+    let message = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap_err().to_string();
+    assert!(
+        message.contains("op1") && message.contains("a:CPU: compile") && message.contains("b:CPU: compile"),
+        "{message}"
+    );
+}
+
+#[test]
+fn bad_requests_say_what_to_do() {
+    let (graph, mut builder) = sample();
+    let request = PlanRequest::new(&builder.profile, &graph);
+    let message = plan("best", &request).unwrap_err().to_string();
+    assert!(METHODS.iter().all(|method| message.contains(method.name)), "{message}");
+    let energy = PlanRequest { objective: Objective::Energy, ..request.clone() };
+    let message = plan("auto", &energy).unwrap_err().to_string();
+    assert!(message.contains("a:CPU, b:CPU") && message.contains("--watts a:CPU=15"), "{message}");
+    let throughput = PlanRequest { objective: Objective::Throughput, ..request.clone() };
+    assert!(plan("auto", &throughput).unwrap_err().to_string().contains("throughput"));
+    let stranger = PlanRequest { units: vec!["c:NPU".parse().unwrap()], ..request.clone() };
+    assert!(plan("auto", &stranger).unwrap_err().to_string().contains("c:NPU"));
+    assert!(plan("single:nonsense", &request).unwrap_err().to_string().contains("nonsense"));
+    let mut other = graph.clone();
+    other.fingerprint = "7".repeat(32);
+    assert!(plan("auto", &PlanRequest::new(&builder.profile, &other)).unwrap_err().to_string().contains("synthetic"));
+    let mut empty = builder.profile.clone();
+    empty.units.clear();
+    assert_eq!(plan("auto", &PlanRequest::new(&empty, &graph)).unwrap_err(), PlanError::NoUnits);
+    for bad in [f64::NAN, -1.0] {
+        let mut profile = builder.profile.clone();
+        if let Outcome::Ok { timing, .. } = &mut profile.measurements[0].outcome {
+            timing.total = Some(Samples::exactly(bad));
+        }
+        let message = plan("auto", &PlanRequest::new(&profile, &graph)).unwrap_err().to_string();
+        assert!(message.contains(&builder.profile.measurements[0].id.0), "{message}");
+    }
+    builder.profile.declared_watts.insert("a:CPU".into(), f64::NAN);
+    assert!(plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap_err().to_string().contains("a:CPU"));
+}
+
+#[test]
+fn pins_hold_and_impossible_pins_are_named() {
+    let (graph, builder) = sample();
+    let request = |pins: &[&str]| PlanRequest {
+        pins: pins.iter().map(|pin| pin.parse().unwrap()).collect(),
+        ..PlanRequest::new(&builder.profile, &graph)
+    };
+    for method in ["auto", "interval", "sequential"] {
+        let found = plan(method, &request(&["*=a:CPU", "op[012]*=b:CPU"][..1])).unwrap_err();
+        assert!(matches!(found, PlanError::PinImpossible { operator: 1, .. }), "{found}");
+        assert!(found.to_string().contains("`*=a:CPU`") && found.to_string().contains("unsupported"), "{found}");
+        let found = plan(method, &request(&["op0=b:CPU", "op2=b:CPU"])).unwrap();
+        let sizes: Vec<_> = found.segments.iter().map(|s| (s.unit.to_string(), s.operators.len())).collect();
+        assert_eq!(sizes, [("b:CPU".into(), 3), ("a:CPU".into(), 1)], "{method}");
+        let found = plan(method, &request(&["op2=b:CPU", "op2=a:CPU"])).unwrap();
+        assert_eq!(found.segments.last().unwrap().operators.len(), 2, "the last pin counts");
+    }
+    let error = plan("auto", &request(&["Conv*=a:CPU"])).unwrap_err().to_string();
+    assert!(error.contains("Conv*=a:CPU") && error.contains("matches no operator"), "{error}");
+    let error = plan("auto", &request(&["*=c:CPU"])).unwrap_err().to_string();
+    assert!(error.contains("c:CPU") && error.contains("a:CPU, b:CPU"), "{error}");
+}
+
+#[test]
+fn auto_keeps_one_unit_when_the_gain_is_noise() {
+    let graph = chain(4, 100);
+    let of = |second: f64| {
+        ProfileBuilder::new(&graph)
+            .cpus(2)
+            .operators(0, &[Some(1.0); 4])
+            .operators(1, &[Some(3.0), Some(3.0), Some(3.0), Some(second)])
+            .transfers(&[(0, 0.0)])
+            .whole(0, 4.0)
+            .segment(0, &[0, 1, 2], Some(3.0))
+    };
+    let small = of(0.95);
+    let request = PlanRequest::new(&small.profile, &graph);
+    let found = plan("auto", &request).unwrap();
+    assert_eq!((found.method.as_str(), found.claimed), ("single:a:CPU", 4.0));
+    assert!(
+        found.all_measured && found.notes.iter().any(|note| note.contains("one unit is best")),
+        "{:?}",
+        found.notes
+    );
+    assert_eq!(plan("interval", &request).unwrap().segments.len(), 2);
+    let large = of(0.5);
+    let found = plan("auto", &PlanRequest::new(&large.profile, &graph)).unwrap();
+    assert_eq!((found.method.as_str(), found.claimed), ("interval", 3.5));
+    assert!(found.all_measured && found.exact);
+}
+
+#[test]
+fn a_whole_measurement_stands_for_operators_that_fail_alone() {
+    let (graph, builder) = sample();
+    let builder = builder.whole(0, 3.0);
+    let found = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
+    assert_eq!((found.method.as_str(), found.claimed, found.all_measured), ("single:a:CPU", 3.0, true));
+    // Also when it is the only unit, and by name.
+    let only = PlanRequest { units: vec![builder.address(0)], ..PlanRequest::new(&builder.profile, &graph) };
+    for method in ["auto", "interval", "single:a:CPU"] {
+        assert_eq!(plan(method, &only).unwrap().segments.len(), 1, "{method}");
+    }
+    assert!(plan("sequential", &only).unwrap_err().to_string().contains("runs on no unit"));
+    let lines = baselines(&PlanRequest::new(&builder.profile, &graph));
+    assert_eq!((lines[0].ms, lines[1].ms), (Some(3.0), None));
+    assert!(lines[1].reason.as_ref().unwrap().contains("not measured"));
+}
+
+#[test]
+fn energy_can_choose_otherwise() {
+    let graph = chain(3, 8);
+    let builder = ProfileBuilder::new(&graph)
+        .cpus(2)
+        .operators(0, &[Some(1.0); 3])
+        .operators(1, &[Some(2.0); 3])
+        .transfers(&[(0, 0.1)])
+        .watts(0, 20.0)
+        .watts(1, 5.0);
+    let request = PlanRequest::new(&builder.profile, &graph);
+    assert_eq!(plan("sequential", &request).unwrap().segments[0].unit.to_string(), "a:CPU");
+    let energy = PlanRequest { objective: Objective::Energy, ..request };
+    let found = plan("sequential", &energy).unwrap();
+    assert_eq!(found.segments[0].unit.to_string(), "b:CPU");
+    assert!((found.claimed - 6.0 * 5.0 / 1e3).abs() < 1e-12);
+    let found = plan("auto", &energy).unwrap();
+    let joules: f64 = found.tasks.iter().map(|task| task.cost.joules.unwrap()).sum();
+    assert!((found.claimed - joules).abs() < 1e-12);
+}
+
+#[test]
+fn accelerators_pay_for_model_inputs_and_outputs() {
+    let graph = chain(2, 64);
+    let mut builder =
+        ProfileBuilder::new(&graph).unit("s:NPU", UnitKind::Npu).operators(0, &[Some(1.0), Some(1.0)]).whole(0, 1.5);
+    builder.profile.units[0].simulated = true;
+    for measurement in &mut builder.profile.measurements {
+        measurement.origin = Origin::Simulated;
+        if let Outcome::Ok { timing, .. } = &mut measurement.outcome {
+            timing.h2d = Some(Samples::exactly(0.25));
+            timing.d2h = Some(Samples::exactly(0.125));
+        }
+    }
+    let found = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
+    found.check(&[&graph]).unwrap();
+    assert!((found.claimed - (0.25 + 1.5 + 0.125)).abs() < 1e-12);
+    assert!((found.simulated_ms - found.claimed).abs() < 1e-12);
+    let works: Vec<_> = found.tasks.iter().map(|task| matches!(task.work, Work::Transfer { .. })).collect();
+    assert_eq!(works, [true, false, true]);
+    assert_eq!(found.timeline.origin, Origin::Simulated);
+    assert!(found.tasks.iter().all(|task| task.cost.origin == Origin::Simulated));
+    assert_eq!(found.timeline.lanes[0].spans[0].label, "x");
+}
+
+#[test]
+fn imports_must_be_assignments() {
+    let (graph, builder) = sample();
+    let request = PlanRequest::new(&builder.profile, &graph);
+    let on = |units: [&str; 4]| -> Vec<_> {
+        units.iter().enumerate().map(|(at, unit)| (OperatorId(at as u32), unit.parse().unwrap())).collect()
+    };
+    let found = import(&request, &on(["b:CPU", "b:CPU", "a:CPU", "a:CPU"])).unwrap();
+    assert_eq!((found.segments.len(), found.method.as_str()), (2, "imported"));
+    let message = |assignment: &[_]| import(&request, assignment).unwrap_err().to_string();
+    let good = on(["b:CPU", "b:CPU", "a:CPU", "a:CPU"]);
+    assert!(message(&good[..3]).contains("operator 3 `op3` is assigned to no unit"));
+    assert!(message(&[good.clone(), good[..1].to_vec()].concat()).contains("operator 0 `op0` is assigned twice"));
+    assert!(
+        message(&[good.clone(), vec![(OperatorId(9), good[0].1.clone())]].concat())
+            .contains("operator 9 does not exist")
+    );
+    assert!(message(&on(["b:CPU", "b:CPU", "a:CPU", "b:CPU"])).contains("operator 3 `op3`"));
+    assert!(message(&on(["b:CPU", "c:CPU", "a:CPU", "a:CPU"])).contains("c:CPU"));
+}
+
+#[test]
+fn explanations_price_the_move() {
+    // A diamond whose right branch is on b; moving it back joins everything.
+    let graph = graph(&[50, 50, 50, 50], &[(0, 1), (0, 2), (1, 3), (2, 3)]);
+    let builder = ProfileBuilder::new(&graph)
+        .cpus(3)
+        .operators(0, &[Some(1.0), Some(1.0), Some(9.0), Some(1.0)])
+        .operators(1, &[Some(5.0), Some(5.0), Some(2.0), Some(5.0)])
+        .operators(2, &[Some(5.0), Some(5.0), None, Some(5.0)])
+        .transfers(&[(0, 0.5)])
+        .segment(0, &[0, 1], Some(1.5))
+        .whole(0, 10.0);
+    let request = PlanRequest::new(&builder.profile, &graph);
+    let found = plan("interval", &request).unwrap();
+    // {0,1} on a 1.5, transfer 0.5, {2} on b 2.0, transfer 0.5, {3} on a 1.0.
+    assert!((found.claimed - 5.5).abs() < 1e-12, "{}", found.claimed);
+    let why = explain(&request, &found, OperatorId(2)).unwrap();
+    assert_eq!((why.unit.to_string(), why.segment_operators), ("b:CPU".into(), 1));
+    assert_eq!(why.alternatives[0].move_price, Some(10.0 - 5.5));
+    assert!(why.alternatives[1].unavailable.as_ref().unwrap().contains("unsupported"));
+    assert_eq!(why.next_best, Some(0));
+    insta::assert_snapshot!(why.to_string());
+    // Moving 0 to b splits {0,1}: 5 + T + {1} 1 ; op2 on b reads t0 where it is; then T + 1.
+    let why = explain(&request, &found, OperatorId(0)).unwrap();
+    let b = &why.alternatives[0];
+    assert!((b.move_price.unwrap() - (5.0 + 0.5 + 1.0 + 2.0 + 0.5 + 1.0 - 5.5)).abs() < 1e-12, "{b:?}");
+    assert!(matches!(explain(&request, &found, OperatorId(4)), Err(PlanError::NoOperator { operator: 4, .. })));
+}
+
+#[test]
+fn an_empty_model_has_an_empty_plan() {
+    let graph = graph(&[], &[]);
+    let builder = ProfileBuilder::new(&graph).cpus(2).transfers(&[(0, 0.1)]);
+    for method in ["auto", "interval", "sequential", "single:a:CPU"] {
+        let found = plan(method, &PlanRequest::new(&builder.profile, &graph)).unwrap();
+        found.check(&[&graph]).unwrap();
+        assert_eq!((found.claimed, found.tasks.len()), (0.0, 0), "{method}");
+    }
+}
+
+#[test]
+fn plans_survive_json() {
+    let (graph, builder) = sample();
+    let found = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
+    let text = serde_json::to_string_pretty(&found).unwrap();
+    assert_eq!(serde_json::from_str::<trefoil_core::Plan>(&text).unwrap(), found);
+}
+
+#[test]
+fn unit_limits_split_segments() {
+    let graph = chain(7, 8);
+    let mut builder = ProfileBuilder::new(&graph).cpus(1).operators(0, &[Some(1.0); 7]);
+    builder.profile.units[0].limits.max_nodes = Some(3);
+    for method in ["auto", "interval", "sequential"] {
+        let found = plan(method, &PlanRequest::new(&builder.profile, &graph)).unwrap();
+        found.check(&[&graph]).unwrap();
+        assert!(found.segments.len() == 3 && found.segments.iter().all(|s| s.operators.len() <= 3), "{method}");
+    }
+    let message = plan("single:a:CPU", &PlanRequest::new(&builder.profile, &graph)).unwrap_err().to_string();
+    assert!(message.contains("7 nodes") && message.contains("limit of 3"), "{message}");
+}
+
+#[test]
+fn a_result_that_nobody_compared_does_not_clear_a_wrong_operator() {
+    let (graph, mut builder) = sample();
+    for measurement in &mut builder.profile.measurements {
+        if measurement.failure().is_some() && measurement.units[0].to_string() == "a:CPU" {
+            measurement.outcome = Outcome::Wrong { error_to_peak: 0.5, tolerance: 1e-3, reason: "output t1".into() };
+        }
+    }
+    let mut builder = builder.whole(0, 0.5);
+    let found = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
+    assert!((found.claimed - 0.5).abs() < 1e-12, "compared and right as a whole");
+    let last = builder.profile.measurements.last_mut().unwrap();
+    if let Outcome::Ok { error_to_peak, .. } = &mut last.outcome {
+        *error_to_peak = None;
+    }
+    let found = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
+    assert!(found.segments.len() > 1, "not compared: the wrong operator stays away from a");
+}

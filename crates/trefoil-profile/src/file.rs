@@ -1,0 +1,210 @@
+//! Profile files.
+//!
+//! A profile is one JSON object, [`trefoil_core::Profile`] serialised:
+//!
+//! | field | what |
+//! |---|---|
+//! | `format`, `version` | `"trefoil-profile"` and 1; a reader refuses other versions |
+//! | `machine` | CPU, allowed cores, memory, system, instruction sets, versions of Trefoil and every backend |
+//! | `units` | units profiled: address, processor kind, resources, limits, `simulated` |
+//! | `models` | operator graphs: tensors (name, type, shape, bytes, producer, consumers) and operators (name, kind, nodes, inputs, outputs, signature, class, flops, weight bytes) |
+//! | `declared_watts` | watts by unit address, and `idle`, as the user declared them |
+//! | `notes` | what a reader should know: noise, substitutions, exclusions |
+//! | `measurements` | append-only records; of one subject and unit the last one counts |
+//!
+//! A measurement has an `id` (`operator/3fa9…|ort:CPU@0#0`), a `subject`, `units` (for transfers from and to, for
+//! slowdowns slowed and interfering), an `origin` (`measured`, `simulated`, …), an `outcome`, `conditions` (warm-up,
+//! runs, cap, load, denormals), `versions` and `taken_at`. Outcomes are `ok` (time parts in milliseconds as median, p10,
+//! p90, min, max, count; error against the reference), `wrong`, `failed` (stage and reason) and `value` (a slowdown
+//! factor or watts). The median and percentiles are those of the calmest batch (see [`crate::sampling`]); count, min
+//! and max are over all. A part that a backend cannot tell is absent.
+//!
+//! Besides `units`, whole-model measurements may name further units: each CPU backend on one core and on all cores,
+//! as baselines. A power measurement without units is the idle package.
+
+use crate::ProfileError;
+use std::io::Write;
+use std::path::Path;
+use trefoil_core::profile::{PROFILE_FORMAT, PROFILE_VERSION};
+use trefoil_core::{CoreError, Machine, Profile};
+
+/// Writes a profile: to a temporary file in the same folder, then renamed.
+pub fn save_profile(profile: &Profile, path: &Path) -> Result<(), ProfileError> {
+    write_atomically(path, |file| {
+        let mut writer = std::io::BufWriter::new(file);
+        serde_json::to_writer_pretty(&mut writer, profile).map_err(std::io::Error::from)?;
+        writer.write_all(b"\n")?;
+        writer.flush()
+    })
+}
+
+/// Writes a file under a temporary name and renames it; on an error nothing is left.
+pub(crate) fn write_atomically(
+    path: &Path,
+    write: impl FnOnce(&std::fs::File) -> std::io::Result<()>,
+) -> Result<(), ProfileError> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = tempfile::Builder::new()
+        .prefix(".trefoil-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile_in(parent)
+        .map_err(ProfileError::io("create a file in", parent))?;
+    write(file.as_file()).map_err(ProfileError::io("write", path))?;
+    file.persist(path).map_err(|error| ProfileError::Io {
+        action: "write",
+        path: path.to_owned(),
+        source: error.error,
+    })?;
+    Ok(())
+}
+
+/// Reads and checks a profile.
+///
+/// # Errors
+/// [`ProfileError::Io`] when unreadable, [`ProfileError::Format`] when it is no profile, [`ProfileError::Core`] when its
+/// version is another one or its contents contradict each other.
+pub fn load_profile(path: &Path) -> Result<Profile, ProfileError> {
+    let text = std::fs::read(path).map_err(ProfileError::io("read", path))?;
+    let broken = |reason: String| ProfileError::Format { path: path.to_owned(), what: "trefoil profile", reason };
+    // Format and version first: a newer file may have other fields, and the message should say so.
+    let value: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| broken(format!("not JSON: {error}")))?;
+    match value.get("format").and_then(serde_json::Value::as_str) {
+        Some(PROFILE_FORMAT) => {}
+        Some(other) => return Err(broken(format!("its format is `{other}`"))),
+        None => return Err(broken("it has no `format` field".to_owned())),
+    }
+    match value.get("version").and_then(serde_json::Value::as_u64) {
+        Some(version) if version == u64::from(PROFILE_VERSION) => {}
+        Some(version) => {
+            let newer = version > u64::from(PROFILE_VERSION);
+            return Err(ProfileError::Core(CoreError::Version {
+                format: PROFILE_FORMAT.to_owned(),
+                found: u32::try_from(version).unwrap_or(u32::MAX),
+                supported: PROFILE_VERSION,
+                hint: if newer { "update trefoil or profile again" } else { "profile again" }.to_owned(),
+            }));
+        }
+        None => return Err(broken("it has no `version` number".to_owned())),
+    }
+    let profile: Profile = serde_json::from_value(value).map_err(|error| broken(error.to_string()))?;
+    profile.validate()?;
+    Ok(profile)
+}
+
+/// Whether costs of `profile` hold on `machine`: same CPU, instruction sets and backend versions, and every core that a
+/// profiled unit is pinned to is allowed. The kernel's version and the amount of memory may differ.
+///
+/// # Errors
+/// [`ProfileError::OtherMachine`] with the first difference.
+pub fn check_machine(profile: &Profile, machine: &Machine) -> Result<(), ProfileError> {
+    // A simulated profile holds wherever it is read.
+    if !profile.units.is_empty() && profile.units.iter().all(|unit| unit.simulated) {
+        return Ok(());
+    }
+    let differ = |what: &str, then: &str, now: &str| {
+        Err(ProfileError::OtherMachine { difference: format!("{what} `{then}` then, `{now}` now") })
+    };
+    let then = &profile.machine;
+    if then.cpu != machine.cpu {
+        return differ("cpu", &then.cpu, &machine.cpu);
+    }
+    if then.features != machine.features {
+        return differ("instruction sets", &then.features.join(" "), &machine.features.join(" "));
+    }
+    for unit in profile.units.iter().filter(|unit| !unit.simulated) {
+        let backend = &unit.address.backend;
+        let (was, is) = (then.versions.get(backend), machine.versions.get(backend));
+        if was != is {
+            let text = |version: Option<&String>| version.map_or("absent", String::as_str).to_owned();
+            return differ(&format!("version of {backend}"), &text(was), &text(is));
+        }
+        if let Some(core) = unit.address.cores.iter().find(|core| !machine.cores.contains(core)) {
+            return differ(&format!("core {core} of {}", unit.address), "allowed", "not allowed");
+        }
+        if unit.address.cores.is_empty()
+            && unit.kind == trefoil_core::UnitKind::Cpu
+            && then.cores.len() != machine.cores.len()
+        {
+            return differ("number of cores", &then.cores.len().to_string(), &machine.cores.len().to_string());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine {
+            cpu: "test".into(),
+            cores: vec![0, 1],
+            memory_bytes: 1,
+            os: "test".into(),
+            features: vec!["avx2".into()],
+            versions: [("rten".to_owned(), "0.27".to_owned())].into(),
+        }
+    }
+
+    fn load_text(text: &str) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.json");
+        std::fs::write(&path, text).unwrap();
+        let message = load_profile(&path).unwrap_err().to_string();
+        assert!(!message.contains('\n'), "{message}");
+        message
+    }
+
+    #[test]
+    fn round_trip_leaves_no_temporary_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.json");
+        let mut profile = Profile::new(machine());
+        profile.notes.push("quiet".into());
+        save_profile(&profile, &path).unwrap();
+        save_profile(&profile, &path).unwrap();
+        assert_eq!(load_profile(&path).unwrap(), profile);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        let error = save_profile(&profile, &folder.path().join("no/such/p.json")).unwrap_err().to_string();
+        assert!(error.contains("no/such"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_profile_is_told() {
+        assert!(load_text("PK\u{3}").contains("not JSON"));
+        assert!(load_text("[]").contains("no `format` field"));
+        assert!(load_text(r#"{"format":"trefoil-plan","version":1}"#).contains("its format is `trefoil-plan`"));
+        assert!(load_text(r#"{"format":"trefoil-profile"}"#).contains("no `version`"));
+        let newer = load_text(r#"{"format":"trefoil-profile","version":9,"machine":5}"#);
+        assert!(newer.contains("version 9") && newer.contains("update trefoil"), "{newer}");
+        assert!(load_text(r#"{"format":"trefoil-profile","version":1}"#).contains("machine"));
+    }
+
+    #[test]
+    fn another_machine_is_refused_with_the_difference() {
+        let unit = |text: &str| trefoil_core::Unit {
+            address: text.parse().unwrap(),
+            kind: trefoil_core::UnitKind::Cpu,
+            resources: std::collections::BTreeSet::new(),
+            limits: trefoil_core::UnitLimits::default(),
+            simulated: false,
+            description: None,
+        };
+        let mut profile = Profile::new(machine());
+        profile.units = vec![unit("rten:CPU@1")];
+        assert!(check_machine(&profile, &machine()).is_ok());
+        let fails = |change: fn(&mut Machine)| {
+            let mut here = machine();
+            change(&mut here);
+            check_machine(&profile, &here).unwrap_err().to_string()
+        };
+        assert!(fails(|m| m.cpu = "other".into()).contains("cpu `test` then, `other` now"));
+        assert!(fails(|m| m.features.clear()).contains("avx2"));
+        assert!(fails(|m| m.versions.clear()).contains("version of rten"));
+        assert!(fails(|m| m.cores = vec![0]).contains("core 1"));
+        let mut elsewhere = machine();
+        elsewhere.os = "newer kernel".into();
+        assert!(check_machine(&profile, &elsewhere).is_ok());
+    }
+}

@@ -1,0 +1,311 @@
+//! Measured segments and refinement (DESIGN 3): sums of isolated operators mislead, so a plan's segments are measured
+//! whole, the planner plans again with what was found, until its plan is all measured or the time is up.
+
+use crate::prepare::PreparedModel;
+use crate::protocol::{Answer, Failure, Item, Job};
+use crate::session::{Session, leniency_for, outcome_of, unexpected};
+use crate::{ProfileError, ProfileOptions, Progress};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+use trefoil_core::{
+    MeasurementId, OperatorGraph, OperatorId, Origin, Outcome, Plan, Profile, Subject, Unit, UnitAddress,
+};
+
+/// A plan segment that was measured, in a round of refinement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Audit {
+    /// The record.
+    pub measurement: MeasurementId,
+    /// Unit.
+    pub unit: UnitAddress,
+    /// Number of operators.
+    pub operators: usize,
+    /// What the planner had predicted, in milliseconds.
+    pub predicted_ms: f64,
+    /// What was measured; `None` when it failed or computed wrongly there.
+    pub measured_ms: Option<f64>,
+    /// Why there is no time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// One round: a proposal, and what its unmeasured segments turned out to take.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// What the plan claimed, in its objective's unit.
+    pub claimed: f64,
+    /// Its segments.
+    pub segments: usize,
+    /// Those that were measured in this round.
+    pub measured: Vec<Audit>,
+}
+
+/// What came of refinement.
+#[derive(Debug, Clone)]
+pub struct Refinement {
+    /// The last proposal.
+    pub plan: Plan,
+    /// All rounds, the last one included.
+    pub rounds: Vec<Round>,
+    /// Segments measured over all rounds.
+    pub measured: usize,
+    /// Whether every segment of `plan` is measured; otherwise the time was up.
+    pub finished: bool,
+    /// Whether every prediction was at most what was then measured. If so, and `finished`, the plan is the best under
+    /// this cost model; if not, a better one may have been passed over.
+    pub estimates_were_lower_bounds: bool,
+}
+
+/// Measures segments whole, each on its unit, verified against the trace, and appends the records to `profile`. Returns
+/// their ids in order. A segment that fails or computes wrongly is a record too.
+///
+/// # Errors
+/// As [`crate::profile`].
+pub fn measure_segments(
+    model: &PreparedModel,
+    graph: &OperatorGraph,
+    segments: &[(BTreeSet<OperatorId>, Unit)],
+    profile: &mut Profile,
+    options: &ProfileOptions,
+    progress: &mut dyn FnMut(Progress),
+    stop: &AtomicBool,
+) -> Result<Vec<MeasurementId>, ProfileError> {
+    if let Some((_, unit)) = segments.iter().find(|(_, unit)| unit.simulated) {
+        let what = format!("{} is simulated, there is nothing to measure; use its profile as it is", unit.address);
+        return Err(ProfileError::Options { what });
+    }
+    let mut session = Session::new(model, options, profile, progress, stop)?;
+    session.estimator.set_total(segments.len());
+    let outcome = measure_all(&mut session, graph, segments, profile);
+    profile.notes.append(&mut session.notes);
+    outcome
+}
+
+fn measure_all(
+    session: &mut Session<'_>,
+    graph: &OperatorGraph,
+    segments: &[(BTreeSet<OperatorId>, Unit)],
+    profile: &mut Profile,
+) -> Result<Vec<MeasurementId>, ProfileError> {
+    let mut ids = Vec::new();
+    for (set, unit) in segments {
+        let subject = segment_subject(graph, set);
+        let label = format!("segment of {} operators on {}", set.len(), unit.address);
+        let class = session.options.class();
+        session
+            .record(profile, &subject, &[unit], &class, &label, |session| measure_segment(session, graph, set, unit))?;
+        ids.extend(profile.measurements.last().map(|measurement| measurement.id.clone()));
+    }
+    Ok(ids)
+}
+
+fn segment_subject(graph: &OperatorGraph, set: &BTreeSet<OperatorId>) -> Subject {
+    Subject::Segment {
+        model: graph.fingerprint.clone(),
+        granularity: graph.granularity,
+        operators: set.iter().copied().collect(),
+    }
+}
+
+fn measure_segment(
+    session: &mut Session<'_>,
+    graph: &OperatorGraph,
+    set: &BTreeSet<OperatorId>,
+    unit: &Unit,
+) -> Result<Outcome, ProfileError> {
+    let extracted = match session.extract(graph, set) {
+        Ok(extracted) => extracted,
+        Err(failure) => return Ok(outcome_of(Err(failure))),
+    };
+    let item = session.item(&extracted, unit, leniency_for(graph, set, unit), true);
+    let limit = session.options.timeout * 5;
+    Ok(outcome_of(session.time_item(&item, session.options.sampling(), limit)?))
+}
+
+/// Plans, measures what the plan only predicts, and plans again, until the plan is all measured, `budget` is used up, or
+/// the planner has nothing new to propose.
+///
+/// After each round that measured something, the whole model is measured again on each unit of the plan in turn with the
+/// plan's own segments, so that plan and baselines are compared under the same conditions and not hours apart.
+///
+/// # Errors
+/// [`ProfileError::Planner`] when `propose` fails, and as [`crate::profile`].
+#[allow(clippy::too_many_arguments)] // each is a thing of its own, and a struct of borrowed callbacks reads worse
+pub fn refine<E: Display>(
+    model: &PreparedModel,
+    graph: &OperatorGraph,
+    profile: &mut Profile,
+    options: &ProfileOptions,
+    budget: Duration,
+    propose: &mut dyn FnMut(&Profile) -> Result<Plan, E>,
+    progress: &mut dyn FnMut(Progress),
+    stop: &AtomicBool,
+) -> Result<Refinement, ProfileError> {
+    let began = Instant::now();
+    let mut session = Session::new(model, options, profile, progress, stop)?;
+    let mut refinement = Refinement {
+        plan: ask(propose, profile)?,
+        rounds: Vec::new(),
+        measured: 0,
+        finished: false,
+        estimates_were_lower_bounds: true,
+    };
+    loop {
+        let open = unmeasured(&refinement.plan, graph, profile)?;
+        let mut round =
+            Round { claimed: refinement.plan.claimed, segments: refinement.plan.segments.len(), measured: Vec::new() };
+        if open.is_empty() {
+            refinement.rounds.push(round);
+            refinement.finished = true;
+            break;
+        }
+        let (_, total) = session.estimator.counts();
+        session.estimator.set_total(total + open.len());
+        for candidate in &open {
+            if began.elapsed() > budget {
+                break;
+            }
+            let ids = measure_all(&mut session, graph, std::slice::from_ref(&candidate.place), profile)?;
+            let audit = audit(profile, candidate, ids);
+            refinement.estimates_were_lower_bounds &=
+                audit.measured_ms.is_none_or(|measured| candidate.predicted_ms <= measured);
+            round.measured.push(audit);
+        }
+        let all_done = round.measured.len() == open.len();
+        refinement.measured += round.measured.len();
+        refinement.rounds.push(round);
+        if !all_done {
+            break;
+        }
+        let next = ask(propose, profile)?;
+        let settled = unmeasured(&next, graph, profile)?.is_empty();
+        refinement.plan = next;
+        if settled {
+            interleave(&mut session, graph, &refinement.plan, profile)?;
+            // The fresh numbers may tip the balance once more; a plan that is then open goes round again.
+            refinement.plan = ask(propose, profile)?;
+        }
+    }
+    refinement.plan.all_measured = refinement.finished;
+    profile.notes.append(&mut session.notes);
+    Ok(refinement)
+}
+
+fn ask<E: Display>(
+    propose: &mut dyn FnMut(&Profile) -> Result<Plan, E>,
+    profile: &Profile,
+) -> Result<Plan, ProfileError> {
+    propose(profile).map_err(|error| ProfileError::Planner { reason: error.to_string() })
+}
+
+struct Candidate {
+    place: (BTreeSet<OperatorId>, Unit),
+    predicted_ms: f64,
+}
+
+/// Segments of the plan that no record covers, each once.
+fn unmeasured(plan: &Plan, graph: &OperatorGraph, profile: &Profile) -> Result<Vec<Candidate>, ProfileError> {
+    let index = profile.index();
+    let mut seen = BTreeSet::new();
+    let mut open = Vec::new();
+    for segment in plan.segments.iter().filter(|segment| segment.cost.origin == Origin::Predicted) {
+        let set: BTreeSet<_> = segment.operators.iter().copied().collect();
+        let subject = segment_subject(graph, &set);
+        let key = std::slice::from_ref(&segment.unit);
+        // A planner that predicts what is measured already would otherwise keep the loop going for ever.
+        if index.newest(&subject, key).is_some() || !seen.insert((subject.key(), segment.unit.clone())) {
+            continue;
+        }
+        let unit = profile.unit(&segment.unit)?.clone();
+        if unit.simulated {
+            // A simulated unit has nothing to measure: its description is all there is.
+            continue;
+        }
+        open.push(Candidate { place: (set, unit), predicted_ms: segment.cost.ms });
+    }
+    Ok(open)
+}
+
+fn audit(profile: &Profile, candidate: &Candidate, mut ids: Vec<MeasurementId>) -> Audit {
+    let record = profile.measurements.last();
+    Audit {
+        measurement: ids.pop().unwrap_or_else(|| MeasurementId(String::new())),
+        unit: candidate.place.1.address.clone(),
+        operators: candidate.place.0.len(),
+        predicted_ms: candidate.predicted_ms,
+        measured_ms: record.and_then(|record| record.total()).map(|total| total.median),
+        failure: record.and_then(trefoil_core::Measurement::failure),
+    }
+}
+
+/// Measures a settled plan's segments and the whole model on each of its units once more, in alternating batches of one
+/// process, and appends what was found. A plan of one segment is its own baseline, so there is nothing to compare.
+fn interleave(
+    session: &mut Session<'_>,
+    graph: &OperatorGraph,
+    plan: &Plan,
+    profile: &mut Profile,
+) -> Result<(), ProfileError> {
+    let mut places: Vec<(Subject, Unit, Item)> = Vec::new();
+    let simulated = |unit: &UnitAddress| profile.unit(unit).is_ok_and(|unit| unit.simulated);
+    if plan.segments.len() < 2 || plan.segments.iter().any(|segment| simulated(&segment.unit)) {
+        return Ok(());
+    }
+    for segment in &plan.segments {
+        let set: BTreeSet<_> = segment.operators.iter().copied().collect();
+        let unit = profile.unit(&segment.unit)?.clone();
+        let Ok(extracted) = session.extract(graph, &set) else { return Ok(()) };
+        let item = session.item(&extracted, &unit, leniency_for(graph, &set, &unit), true);
+        places.push((segment_subject(graph, &set), unit, item));
+    }
+    let whole = session.model.whole()?;
+    let all: BTreeSet<_> = graph.ids().collect();
+    let subject = Subject::WholeModel { model: graph.fingerprint.clone() };
+    for address in plan.units_used() {
+        // Only where the whole model ran: its failure is known already.
+        let known = profile.index().newest(&subject, std::slice::from_ref(address)).and_then(|m| m.total()).is_some();
+        if known {
+            let unit = profile.unit(address)?.clone();
+            let item = session.item(&whole, &unit, leniency_for(graph, &all, &unit), true);
+            places.push((subject.clone(), unit, item));
+        }
+    }
+    let job = Job::Measure {
+        items: places.iter().map(|(_, _, item)| item.clone()).collect(),
+        sampling: session.options.sampling(),
+    };
+    let limit = session.options.timeout * (places.len() as u32 + 4);
+    let answers = match session.call("interleaved", &job, limit)? {
+        Ok(Answer::Measured { items }) if items.len() == places.len() => items,
+        // Each was measured alone before, so this is no finding about any of them.
+        other => {
+            note_failure(session, &other.err().unwrap_or_else(unexpected));
+            return Ok(());
+        }
+    };
+    session.retire("interleaved");
+    for ((subject, unit, _), answer) in places.iter().zip(answers) {
+        let mut outcome = outcome_of(answer.into_result());
+        if let Outcome::Failed { stage, reason } = &outcome {
+            note_failure(session, &Failure::new(stage, reason));
+            continue;
+        }
+        if let Outcome::Ok { nodes, .. } = &mut outcome
+            && let Some(Outcome::Ok { nodes: known, .. }) =
+                profile.index().newest(subject, std::slice::from_ref(&unit.address)).map(|m| &m.outcome)
+        {
+            // The newest record of a subject counts, so it must go on telling the node times.
+            nodes.clone_from(known);
+        }
+        let measurement = session.measurement(subject, &[unit], outcome, crate::clock::load_average());
+        profile.measurements.push(measurement);
+    }
+    Ok(())
+}
+
+fn note_failure(session: &mut Session<'_>, failure: &Failure) {
+    session.note(format!("the interleaved re-measurement did not end well ({}: {})", failure.stage, failure.reason));
+}

@@ -1,0 +1,290 @@
+//! Reading checkpoints: safetensors, one file or several with an index, in windows of a file mapping.
+//!
+//! Only headers are read eagerly. Tensor bytes are mapped in windows and unmapped again, so reading a model costs the
+//! memory of one window. Names, lengths and offsets of the files are untrusted and checked before use.
+
+use crate::{FloatType, WeightsError};
+use memmap2::{Mmap, MmapOptions};
+use safetensors::{Dtype, SafeTensors};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Component, Path, PathBuf};
+
+/// Directories of a pipeline checkpoint that hold the denoiser.
+const PIPELINE_FOLDERS: [&str; 1] = ["transformer"];
+/// Largest shard index file that is read, in bytes.
+const MAX_SHARD_INDEX: u64 = 64 << 20;
+
+/// Element type of a tensor in a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SourceType {
+    /// A type that can be quantised or widened.
+    Float(FloatType),
+    /// Anything else: kept as bytes under its safetensors name.
+    Raw {
+        /// Name as in the file, lowercase (`i64`, `bool`, …).
+        name: String,
+    },
+}
+
+/// One tensor of a checkpoint.
+#[derive(Debug, Clone)]
+pub struct SourceTensor {
+    /// Name as in the file.
+    pub name: String,
+    /// Element type.
+    pub dtype: SourceType,
+    /// Shape as in the file.
+    pub shape: Vec<u64>,
+    /// Bytes of the elements.
+    pub bytes: u64,
+    file: usize,
+    offset: u64,
+}
+
+impl SourceTensor {
+    /// Number of elements.
+    pub fn elements(&self) -> u64 {
+        // Validated against the byte count when the header was read.
+        self.shape.iter().product()
+    }
+}
+
+/// An open checkpoint: one or more safetensors files.
+#[derive(Debug)]
+pub struct Checkpoint {
+    files: Vec<(PathBuf, File)>,
+    tensors: BTreeMap<String, SourceTensor>,
+    config: Option<serde_json::Value>,
+}
+
+impl Checkpoint {
+    /// Opens a `.safetensors` file, a `*.safetensors.index.json`, or a directory holding either (a pipeline directory
+    /// with a `transformer/` folder too). `extra` names further checkpoints, such as adapters in a file of their own.
+    pub fn open(source: &Path, extra: &[PathBuf]) -> Result<Checkpoint, WeightsError> {
+        let mut checkpoint = Checkpoint { files: Vec::new(), tensors: BTreeMap::new(), config: None };
+        for (number, path) in std::iter::once(source).chain(extra.iter().map(PathBuf::as_path)).enumerate() {
+            let (files, folder) = locate(path)?;
+            for file in files {
+                checkpoint.add_file(&file)?;
+            }
+            if number == 0 {
+                checkpoint.config = read_config(&folder, path);
+            }
+        }
+        Ok(checkpoint)
+    }
+
+    /// Tensors by name.
+    pub fn tensors(&self) -> impl Iterator<Item = &SourceTensor> {
+        self.tensors.values()
+    }
+
+    /// A tensor by its name in the file.
+    pub fn tensor(&self, name: &str) -> Option<&SourceTensor> {
+        self.tensors.get(name)
+    }
+
+    /// The files, in the order read.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|(path, _)| path.as_path())
+    }
+
+    /// The `config.json` beside the weights, if there is one and it is JSON.
+    pub fn config(&self) -> Option<&serde_json::Value> {
+        self.config.as_ref()
+    }
+
+    /// Maps `len` bytes of a tensor from byte `start` of it on. Unmapped when the result is dropped.
+    ///
+    /// # Errors
+    /// A window outside the tensor, or a mapping that the system refuses.
+    pub fn window(&self, tensor: &SourceTensor, start: u64, len: u64) -> Result<TensorWindow, WeightsError> {
+        let (path, file) = &self.files[tensor.file];
+        if start.checked_add(len).is_none_or(|end| end > tensor.bytes) {
+            return Err(WeightsError::Tensor {
+                tensor: tensor.name.clone(),
+                reason: format!("a window of {len} bytes at {start} does not lie in its {} bytes", tensor.bytes),
+            });
+        }
+        if len == 0 {
+            return Ok(TensorWindow(None));
+        }
+        let mut options = MmapOptions::new();
+        options.offset(tensor.offset + start).len(len as usize).populate();
+        // SAFETY: the mapping is private to this window and only read. A checkpoint that another process truncates
+        // while it is packed raises SIGBUS, which no reader of a mapping can prevent; the module docs say so.
+        let map = unsafe { options.map(file) }.map_err(WeightsError::io("map", path))?;
+        Ok(TensorWindow(Some(map)))
+    }
+
+    /// Reads the header of one file and adds its tensors.
+    fn add_file(&mut self, path: &Path) -> Result<(), WeightsError> {
+        if path.extension().is_some_and(|extension| extension == "pth" || extension == "pt" || extension == "bin") {
+            return Err(WeightsError::checkpoint(
+                path,
+                "a pickled file, which can run code when read; convert it to safetensors",
+            ));
+        }
+        let file = File::open(path).map_err(WeightsError::io("open", path))?;
+        let length = file.metadata().map_err(WeightsError::io("inspect", path))?.len();
+        if length < 8 {
+            return Err(WeightsError::checkpoint(path, format!("{length} bytes are no safetensors file")));
+        }
+        // SAFETY: read-only, dropped at the end of this function; see `window` about truncation.
+        let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
+        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| {
+            WeightsError::checkpoint(
+                path,
+                format!("not a valid safetensors file ({error}); download or convert it again"),
+            )
+        })?;
+        let data_start = header as u64 + 8;
+        let number = self.files.len();
+        for (name, info) in metadata.tensors() {
+            let (begin, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
+            let fits = data_start.checked_add(end).is_some_and(|stop| stop <= length) && begin <= end;
+            if !fits {
+                return Err(WeightsError::checkpoint(path, format!("tensor `{name}` lies outside the file")));
+            }
+            let tensor = SourceTensor {
+                name: name.clone(),
+                dtype: match info.dtype {
+                    Dtype::F32 => SourceType::Float(FloatType::F32),
+                    Dtype::F16 => SourceType::Float(FloatType::F16),
+                    Dtype::BF16 => SourceType::Float(FloatType::Bf16),
+                    other => SourceType::Raw { name: format!("{other:?}").to_lowercase() },
+                },
+                shape: info.shape.iter().map(|&side| side as u64).collect(),
+                bytes: end - begin,
+                file: number,
+                offset: data_start + begin,
+            };
+            if let Some(twin) = self.tensors.insert(name.clone(), tensor) {
+                let other = self.files.get(twin.file).map_or(path, |(path, _)| path.as_path());
+                return Err(WeightsError::checkpoint(
+                    path,
+                    format!("tensor `{name}` is also in {}; give each tensor once", other.display()),
+                ));
+            }
+        }
+        drop(map);
+        self.files.push((path.to_path_buf(), file));
+        Ok(())
+    }
+}
+
+/// A mapped piece of a tensor.
+#[derive(Debug)]
+pub struct TensorWindow(Option<Mmap>);
+
+impl TensorWindow {
+    /// The bytes, little-endian elements without any alignment promise.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or(&[])
+    }
+}
+
+/// Finds the safetensors files of a path, and the folder they lie in.
+fn locate(path: &Path) -> Result<(Vec<PathBuf>, PathBuf), WeightsError> {
+    let kind = std::fs::metadata(path).map_err(WeightsError::io("open", path))?;
+    if !kind.is_dir() {
+        let folder = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
+        let is_index = path.extension().is_some_and(|extension| extension == "json");
+        return Ok((if is_index { shards(path)? } else { vec![path.to_path_buf()] }, folder));
+    }
+    let mut names: Vec<PathBuf> = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(WeightsError::io("list", path))? {
+        names.push(entry.map_err(WeightsError::io("list", path))?.path());
+    }
+    names.sort();
+    let ends = |suffix: &str| -> Vec<&PathBuf> {
+        names.iter().filter(|name| name.to_string_lossy().ends_with(suffix)).collect()
+    };
+    let list = |paths: &[&PathBuf]| {
+        paths
+            .iter()
+            .filter_map(|path| path.file_name())
+            .map(|name| name.to_string_lossy())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    match (ends(".safetensors.index.json").as_slice(), ends(".safetensors").as_slice()) {
+        ([index], _) => Ok((shards(index)?, path.to_path_buf())),
+        ([], [file]) => Ok((vec![(*file).clone()], path.to_path_buf())),
+        ([], []) => {
+            for folder in PIPELINE_FOLDERS {
+                let inner = path.join(folder);
+                if inner.is_dir() {
+                    return locate(&inner);
+                }
+            }
+            Err(WeightsError::checkpoint(
+                path,
+                "the directory holds no .safetensors file; name the file or its directory",
+            ))
+        }
+        ([], files) => Err(WeightsError::checkpoint(
+            path,
+            format!("several safetensors files and no index ({}); name one of them", list(files)),
+        )),
+        (indexes, _) => {
+            Err(WeightsError::checkpoint(path, format!("several index files ({}); name one of them", list(indexes))))
+        }
+    }
+}
+
+/// The files that a shard index names, each once. Every tensor it lists must be in the file it names.
+fn shards(index: &Path) -> Result<Vec<PathBuf>, WeightsError> {
+    #[derive(serde::Deserialize)]
+    struct ShardIndex {
+        weight_map: BTreeMap<String, String>,
+    }
+    let length = std::fs::metadata(index).map_err(WeightsError::io("inspect", index))?.len();
+    if length > MAX_SHARD_INDEX {
+        return Err(WeightsError::checkpoint(index, format!("an index of {length} bytes is above {MAX_SHARD_INDEX}")));
+    }
+    let text = std::fs::read(index).map_err(WeightsError::io("read", index))?;
+    let parsed: ShardIndex = serde_json::from_slice(&text)
+        .map_err(|error| WeightsError::checkpoint(index, format!("not a safetensors index ({error})")))?;
+    let folder = index.parent().map_or_else(PathBuf::new, Path::to_path_buf);
+    let mut by_file: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (tensor, file) in &parsed.weight_map {
+        by_file.entry(file).or_default().push(tensor);
+    }
+    let mut files = Vec::new();
+    for (name, tensors) in by_file {
+        let relative = Path::new(name);
+        if relative.components().count() != 1 || !matches!(relative.components().next(), Some(Component::Normal(_))) {
+            return Err(WeightsError::checkpoint(index, format!("shard `{name}` is not a plain file name")));
+        }
+        let path = folder.join(relative);
+        let mut shard = Checkpoint { files: Vec::new(), tensors: BTreeMap::new(), config: None };
+        shard.add_file(&path)?;
+        if let Some(missing) = tensors.iter().find(|tensor| shard.tensor(tensor).is_none()) {
+            return Err(WeightsError::checkpoint(
+                &path,
+                format!(
+                    "tensor `{missing}` is missing although {} lists it; download the shard again",
+                    index.display()
+                ),
+            ));
+        }
+        files.push(path);
+    }
+    if files.is_empty() {
+        return Err(WeightsError::checkpoint(index, "the index lists no tensor"));
+    }
+    Ok(files)
+}
+
+/// `config.json` beside the weights, or `NAME.config.json` beside `NAME.*.safetensors`. Absent or unreadable is no error:
+/// packing does not need it.
+fn read_config(folder: &Path, source: &Path) -> Option<serde_json::Value> {
+    let stem = source.file_name().and_then(|name| name.to_str()).and_then(|name| name.split('.').next());
+    let named = stem.map(|stem| folder.join(format!("{stem}.config.json")));
+    [Some(folder.join("config.json")), named].into_iter().flatten().find_map(|path| {
+        let length = std::fs::metadata(&path).ok()?.len();
+        (length <= 1 << 20).then(|| std::fs::read(&path).ok())?.and_then(|text| serde_json::from_slice(&text).ok())
+    })
+}

@@ -1,0 +1,75 @@
+//! `trefoil explain`: why an operator is where it is.
+
+use crate::cli::ExplainArgs;
+use crate::commands::plan::load_plan;
+use crate::context::{print, print_json};
+use crate::error::CliError;
+use trefoil_core::{OperatorGraph, OperatorId};
+use trefoil_plan::{Explanation, Pin, PlanRequest, explain};
+
+/// Without an operator named, this many are shown: those where the placement matters most.
+const MOST: usize = 10;
+
+/// Runs the command.
+pub fn run(args: &ExplainArgs) -> Result<(), CliError> {
+    let profile = trefoil_profile::load_profile(&args.profile)?;
+    let graph = profile.model(None)?;
+    let request = PlanRequest {
+        profile: &profile,
+        graph,
+        units: Vec::new(),
+        objective: args.planning.objective.into(),
+        pins: args.planning.pins.clone(),
+    };
+    let plan = match &args.plan {
+        Some(path) => {
+            let plan = load_plan(path)?;
+            plan.check(&[graph])?;
+            plan
+        }
+        None => trefoil_plan::plan(&args.planning.method, &request)?,
+    };
+    let explanations: Vec<Explanation> = match &args.operator {
+        Some(wanted) => {
+            find(graph, wanted)?.into_iter().map(|id| explain(&request, &plan, id)).collect::<Result<_, _>>()?
+        }
+        None => {
+            let mut all = graph.ids().map(|id| explain(&request, &plan, id)).collect::<Result<Vec<_>, _>>()?;
+            all.sort_by(|a, b| stake(b).total_cmp(&stake(a)));
+            all.truncate(MOST);
+            all
+        }
+    };
+    if args.json {
+        return print_json(&explanations);
+    }
+    let texts: Vec<_> = explanations.iter().map(ToString::to_string).collect();
+    print(&(texts.join("\n") + "\n"))
+}
+
+/// What is at stake in an operator's placement: how far its costs on the units that run it lie apart.
+fn stake(explanation: &Explanation) -> f64 {
+    let costs = explanation.alternatives.iter().map(|alternative| alternative.isolated_ms);
+    let costs = costs.chain([explanation.isolated_ms]).flatten();
+    let (low, high) = costs.fold((f64::MAX, 0.0f64), |(low, high), ms| (low.min(ms), high.max(ms)));
+    (high - low).max(0.0)
+}
+
+fn find(graph: &OperatorGraph, wanted: &str) -> Result<Vec<OperatorId>, CliError> {
+    if let Some(id) = wanted.parse().ok().filter(|&index: &u32| (index as usize) < graph.len()) {
+        return Ok(vec![OperatorId(id)]);
+    }
+    // A pin's pattern is the same pattern; the unit does not matter here.
+    let pattern: Option<Pin> = format!("{wanted}=rten:CPU").parse().ok();
+    let found: Vec<_> =
+        graph.ids().filter(|&id| pattern.as_ref().is_some_and(|pin| pin.matches(graph.operator(id)))).collect();
+    if found.is_empty() {
+        let message = format!(
+            "{} has no operator `{wanted}`; `trefoil inspect` lists its {} operators",
+            graph.model,
+            graph.len()
+        );
+        return Err(CliError::Usage(message));
+    }
+    Ok(found)
+}

@@ -1,0 +1,10 @@
+//! One module per command.
+
+pub mod bench_operators;
+pub mod explain;
+pub mod inspect;
+pub mod plan;
+pub mod profile;
+pub mod run;
+pub mod survey;
+pub mod units;

@@ -1,0 +1,212 @@
+//! `trefoil survey`: several models, one table, one report.
+
+use crate::cli::{ModelArgs, Shape, SurveyArgs};
+use crate::commands::profile::model_name;
+use crate::commands::run::{check, describe, write_outputs, write_report};
+use crate::context::{self, print, print_json};
+use crate::error::CliError;
+use crate::outcome::{SummaryRow, summary};
+use crate::pipeline::{self, Job, PLAN, Settings};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use trefoil_core::HostTensor;
+use trefoil_onnx::npz;
+use trefoil_report::TableFormat;
+
+/// One model and its settings.
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    model: ModelArgs,
+    output: Option<PathBuf>,
+    expect: Option<PathBuf>,
+    tolerance: f64,
+}
+
+/// Runs the command.
+pub fn run(args: &SurveyArgs) -> Result<(), CliError> {
+    context::check_writable(args.show.report.as_deref())?;
+    let mut entries = Vec::new();
+    for text in &args.models {
+        entries.push(parse(text, args)?);
+    }
+    for path in &args.paths {
+        entries.push(parse(&format!("path={}", path.display()), args)?);
+    }
+    if entries.is_empty() {
+        return Err(CliError::Usage("no model given; name at least one .onnx file".to_owned()));
+    }
+    let (mut rows, mut reports, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    let mut failures: Vec<CliError> = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        eprintln!("[{}/{}] {}", index + 1, entries.len(), entry.name);
+        let (value, failure) = match one(entry, args) {
+            Ok((job, outcome)) => {
+                rows.push(SummaryRow::of(&job));
+                reports.push(job.report());
+                if !args.show.json {
+                    print(&(describe(&job) + "\n"))?;
+                }
+                let mut value = job.json();
+                value["name"] = json!(entry.name);
+                value["prediction_error"] = json!(job.plan_result().and_then(Job::prediction_error));
+                value["mixed_wins"] =
+                    json!(job.verdict.uses_plan && job.verdict.reason == trefoil_run::Reason::PlanFaster);
+                value["speed_up"] = value["plan"]["speed_up"].clone();
+                match outcome {
+                    Ok(error) => {
+                        value["expected_error"] = json!(error);
+                        (value, None)
+                    }
+                    Err(error) => (value, Some(error)),
+                }
+            }
+            // One model that fails does not keep the others from running; Ctrl-C does.
+            Err(error) => (json!({ "name": entry.name }), Some(error)),
+        };
+        values.push(with_outcome(value, failure.as_ref()));
+        if let Some(error) = failure {
+            eprintln!("failed: {}: {error}", entry.name);
+            failures.push(error);
+        }
+        if context::stop_flag().load(Ordering::SeqCst) {
+            break;
+        }
+    }
+    if let Some(path) = &args.show.report {
+        write_report(path, "Trefoil survey", reports)?;
+    }
+    let table = summary(&rows);
+    if args.show.json {
+        print_json(&json!({
+            "machine": trefoil_units::machine(),
+            "models": values,
+            "markdown": table.render(TableFormat::Markdown, None),
+        }))?;
+    } else {
+        let format = if args.markdown { TableFormat::Markdown } else { TableFormat::Text };
+        print(&table.render(format, context::width()))?;
+    }
+    match failures.len() {
+        0 => Ok(()),
+        1 => Err(failures.remove(0)),
+        count => {
+            Err(CliError::Failed(format!("{count} of {} models failed; the first: {}", entries.len(), failures[0])))
+        }
+    }
+}
+
+fn with_outcome(mut value: Value, failure: Option<&CliError>) -> Value {
+    value["ok"] = json!(failure.is_none());
+    value["error"] = json!(failure.map(ToString::to_string));
+    value
+}
+
+/// The job, and whether its outputs are what was expected (error relative to the peak).
+fn one(entry: &Entry, args: &SurveyArgs) -> Result<(Job, Result<Option<f64>, CliError>), CliError> {
+    let settings = Settings {
+        name: entry.name.clone(),
+        model: entry.model.clone(),
+        units: args.units.clone(),
+        measure: args.measure.clone(),
+        planning: args.planning.clone(),
+        show: args.show.clone(),
+        profile: None,
+        plan: None,
+    };
+    let job = pipeline::run(&settings, false)?;
+    if let Some(path) = &entry.output {
+        write_outputs(&job, path)?;
+    }
+    let outcome = check(&job).and_then(|()| expected(entry, &job));
+    Ok((job, outcome))
+}
+
+/// Largest error of any output against the file of expected outputs.
+fn expected(entry: &Entry, job: &Job) -> Result<Option<f64>, CliError> {
+    let Some(path) = &entry.expect else { return Ok(None) };
+    let wanted: Vec<HostTensor> = npz::read_npz(path)?;
+    let mut worst = 0.0f64;
+    for output in &job.outputs {
+        let name = &output.info().name;
+        let reference = wanted
+            .iter()
+            .find(|tensor| tensor.info().name == format!("out_{name}"))
+            .or_else(|| wanted.iter().find(|tensor| tensor.info().name == *name));
+        let Some(reference) = reference else {
+            return Err(CliError::Usage(format!("{} does not hold output `{name}`", path.display())));
+        };
+        worst = worst.max(output.error_to_peak(reference));
+    }
+    if worst <= entry.tolerance {
+        return Ok(Some(worst));
+    }
+    Err(CliError::Differs(format!(
+        "{}: outputs of {} differ from {} by {worst:.1e} of peak, allowed {:.0e}",
+        entry.name,
+        job.verdict.choice.as_deref().unwrap_or(PLAN),
+        path.display(),
+        entry.tolerance
+    )))
+}
+
+fn parse(text: &str, args: &SurveyArgs) -> Result<Entry, CliError> {
+    let fail = |reason: &str| CliError::Usage(format!("--model `{text}`: {reason}"));
+    let (mut name, mut path, mut input, mut output, mut expect, mut tolerance) = (None, None, None, None, None, 1e-3);
+    let mut shapes: Vec<Shape> = Vec::new();
+    for part in text.split(';').filter(|part| !part.trim().is_empty()) {
+        let (key, value) = part.split_once('=').ok_or_else(|| fail(&format!("`{part}` is no KEY=VALUE")))?;
+        match key {
+            "name" => name = Some(value.to_owned()),
+            "path" => path = Some(PathBuf::from(value)),
+            "input" if std::path::Path::new(value).extension().is_some() || value == "random" => {
+                input = Some(value.to_owned())
+            }
+            "output" => output = Some(PathBuf::from(value)),
+            "expect" => expect = Some(PathBuf::from(value)),
+            "tolerance" => tolerance = value.parse().map_err(|_| fail(&format!("`{value}` is no tolerance")))?,
+            // Anything else is an input's shape; an input may be called `input`.
+            _ => shapes.push(part.parse().map_err(|reason: String| fail(&reason))?),
+        }
+    }
+    let path = path.ok_or_else(|| fail("no path=MODEL.onnx"))?;
+    Ok(Entry {
+        name: name.unwrap_or_else(|| model_name(&path)),
+        model: ModelArgs {
+            model: path,
+            shapes,
+            granularity: args.granularity,
+            input: input.unwrap_or_else(|| "random".to_owned()),
+            cache: args.cache.clone(),
+        },
+        output,
+        expect,
+        tolerance,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn arguments() -> SurveyArgs {
+        let cli = crate::cli::Cli::parse_from(["trefoil", "survey", "-u", "rten:CPU", "m.onnx"]);
+        match cli.command {
+            crate::cli::Command::Survey(args) => args,
+            _ => unreachable!("parsed as survey"),
+        }
+    }
+
+    #[test]
+    fn settings_of_a_model_parse() {
+        let entry =
+            parse("name=voice;path=v.onnx;input=v.npz;input=1,576;state=2,1,128;tolerance=1e-4", &arguments()).unwrap();
+        assert_eq!((entry.name.as_str(), entry.model.input.as_str(), entry.tolerance), ("voice", "v.npz", 1e-4));
+        let names: Vec<_> = entry.model.shapes.iter().map(|shape| shape.input.as_str()).collect();
+        assert_eq!(names, ["input", "state"]);
+        assert!(parse("name=x", &arguments()).is_err());
+        assert!(parse("path=m.onnx;tolerance=low", &arguments()).is_err());
+    }
+}

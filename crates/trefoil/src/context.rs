@@ -1,0 +1,205 @@
+//! What every command needs: caches, workers, the stop flag, progress on standard error.
+
+use crate::cli::{MeasureArgs, ModelArgs};
+use crate::error::CliError;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use trefoil_core::{HostTensor, Unit, UnitAddress};
+use trefoil_onnx::npz;
+use trefoil_profile::{Launcher, PrepareOptions, ProfileOptions, Progress};
+
+/// Raised by Ctrl-C. A second Ctrl-C ends the program at once.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// The stop flag, with the Ctrl-C handler installed.
+pub fn stop_flag() -> &'static AtomicBool {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let handler = || {
+            if STOP.swap(true, Ordering::SeqCst) {
+                std::process::exit(130);
+            }
+        };
+        // Without a handler Ctrl-C still ends the program; finished measurements are journalled either way.
+        drop(ctrlc::set_handler(handler));
+    });
+    &STOP
+}
+
+/// The cache folder: as given, else the user's.
+pub fn cache_dir(given: Option<&Path>) -> PathBuf {
+    given.map_or_else(trefoil_profile::cache::default_cache_dir, Path::to_owned)
+}
+
+/// Resolves every address, or says which cannot be used and what would fix it.
+pub fn resolve_units(addresses: &[UnitAddress]) -> Result<Vec<Unit>, CliError> {
+    Ok(addresses.iter().map(trefoil_units::resolve).collect::<Result<_, _>>()?)
+}
+
+/// How to prepare the model of `args`, its input file read.
+pub fn prepare_options(args: &ModelArgs) -> Result<PrepareOptions, CliError> {
+    let mut options = PrepareOptions::new(Launcher::discover()?, cache_dir(args.cache.as_deref()));
+    for shape in &args.shapes {
+        if options.shapes.insert(shape.input.clone(), shape.extents.clone()).is_some() {
+            return Err(CliError::Usage(format!("--shape names input `{}` twice", shape.input)));
+        }
+    }
+    options.inputs = read_inputs(&args.input, &args.model)?;
+    Ok(options)
+}
+
+/// The tensors of `--input`; `None` for `random`. Names in a `.npz` may carry the prefix `in_` (reference files do), and
+/// entries with the prefix `out_` are expectations, not inputs.
+pub fn read_inputs(input: &str, model: &Path) -> Result<Option<Vec<HostTensor>>, CliError> {
+    if input == "random" {
+        return Ok(None);
+    }
+    let path = Path::new(input);
+    if path.extension().is_some_and(|extension| extension == "npy") {
+        let ports = trefoil_onnx::Model::load(model)?.inputs();
+        let [port] = ports.as_slice() else {
+            return Err(CliError::Usage(format!(
+                "a .npy file holds one tensor, but {} has {} inputs; give a .npz keyed by input names",
+                model.display(),
+                ports.len()
+            )));
+        };
+        let mut tensor = npz::read_npy(path)?;
+        tensor.set_name(port.name.clone());
+        return Ok(Some(vec![tensor]));
+    }
+    let mut tensors = npz::read_npz(path)?;
+    if tensors.iter().any(|tensor| tensor.info().name.starts_with("in_")) {
+        tensors.retain(|tensor| tensor.info().name.starts_with("in_"));
+        for tensor in &mut tensors {
+            let name = tensor.info().name["in_".len()..].to_owned();
+            tensor.set_name(name);
+        }
+    }
+    Ok(Some(tensors))
+}
+
+/// How to measure.
+pub fn profile_options(model: &ModelArgs, measure: &MeasureArgs, strict: bool) -> Result<ProfileOptions, CliError> {
+    let mut options = ProfileOptions::new(Launcher::discover()?, cache_dir(model.cache.as_deref()));
+    options.granularity = model.granularity.into();
+    options.warmup = measure.warmup;
+    options.runs = measure.runs;
+    options.cap_ms = measure.cap_ms;
+    options.quick = measure.quick;
+    options.corun = measure.corun;
+    options.fresh = measure.fresh;
+    options.strict = strict;
+    options.watts = watts(measure);
+    Ok(options)
+}
+
+fn watts(measure: &MeasureArgs) -> BTreeMap<String, f64> {
+    measure.watts.iter().map(|entry| (entry.unit.clone(), entry.watts)).collect()
+}
+
+/// A progress line on standard error, shown only on a terminal and never with `quiet`.
+pub struct ProgressLine(ProgressBar);
+
+impl ProgressLine {
+    /// A line for `what`.
+    pub fn new(what: &str, quiet: bool) -> Self {
+        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let bar = ProgressBar::with_draw_target(Some(0), target).with_prefix(what.to_owned());
+        let style = ProgressStyle::with_template("{prefix} {pos}/{len} {wide_msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Self(bar)
+    }
+
+    /// Shows how far profiling is.
+    pub fn show(&self, progress: &Progress) {
+        self.0.set_length(progress.total as u64);
+        self.0.set_position(progress.done as u64);
+        let eta = progress.eta.map_or_else(String::new, |eta| format!("about {} left · ", duration(eta)));
+        self.0.set_message(format!("{eta}{}", progress.current));
+    }
+
+    /// Shows a step without a count.
+    pub fn step(&self, message: &str) {
+        self.0.set_message(message.to_owned());
+        self.0.tick();
+    }
+}
+
+impl Drop for ProgressLine {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// `2 min 5 s`, `12 s`.
+fn duration(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds => format!("{} min {} s", seconds / 60, seconds % 60),
+    }
+}
+
+/// Writes `text` to `path` under a temporary name and renames it.
+pub fn write_text(path: &Path, text: &str) -> Result<(), CliError> {
+    let fail = |source| CliError::File { action: "write", path: path.to_owned(), source };
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(fail)?;
+    file.write_all(text.as_bytes()).map_err(fail)?;
+    // Temporary files are private; results are not.
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644)).map_err(fail)?;
+    }
+    file.persist(path).map_err(|error| fail(error.error))?;
+    Ok(())
+}
+
+/// Fails early when an output could not be written at the end of a long run.
+pub fn check_writable(path: Option<&Path>) -> Result<(), CliError> {
+    let Some(path) = path else { return Ok(()) };
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    tempfile::NamedTempFile::new_in(folder).map(drop).map_err(|source| CliError::File {
+        action: "write",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Prints text; a closed pipe (`| head`) ends the program quietly.
+pub fn print(text: &str) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(source) => Err(CliError::File { action: "print", path: "standard output".into(), source }),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Prints a value as indented JSON.
+pub fn print_json(value: &impl Serialize) -> Result<(), CliError> {
+    let text =
+        serde_json::to_string_pretty(value).map_err(|error| CliError::Usage(format!("cannot print JSON: {error}")))?;
+    print(&(text + "\n"))
+}
+
+/// Width of the terminal, if standard output is one.
+pub fn width() -> Option<u16> {
+    use std::io::IsTerminal;
+    if !std::io::stdout().is_terminal() {
+        return None;
+    }
+    rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col).filter(|&columns| columns >= 60)
+}

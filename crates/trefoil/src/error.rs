@@ -1,0 +1,71 @@
+//! Errors of the program: one clear line and an exit code.
+
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// What ends a command early.
+#[derive(Debug, Error)]
+pub enum CliError {
+    /// Reading, preparing or measuring a model.
+    #[error(transparent)]
+    Profile(#[from] trefoil_profile::ProfileError),
+    /// Reading or writing a model or tensors.
+    #[error(transparent)]
+    Onnx(#[from] trefoil_onnx::OnnxError),
+    /// Units.
+    #[error(transparent)]
+    Unit(#[from] trefoil_units::UnitError),
+    /// Planning.
+    #[error(transparent)]
+    Plan(#[from] trefoil_plan::PlanError),
+    /// Executing or comparing.
+    #[error(transparent)]
+    Run(#[from] trefoil_run::RunError),
+    /// Vocabulary.
+    #[error(transparent)]
+    Core(#[from] trefoil_core::CoreError),
+    /// A file.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// `read`, `write`.
+        action: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Anything the user said that cannot be done, in one line.
+    #[error("{0}")]
+    Usage(String),
+    /// Something failed while running, in one line.
+    #[error("{0}")]
+    Failed(String),
+    /// `--verify` found a difference.
+    #[error("{0}")]
+    Differs(String),
+}
+
+impl CliError {
+    /// Process exit code; see `trefoil --help`.
+    pub fn exit_code(&self) -> u8 {
+        use trefoil_profile::ProfileError;
+        use trefoil_run::RunError;
+        match self {
+            Self::Profile(ProfileError::Interrupted { .. }) => 130,
+            Self::Profile(ProfileError::Strict { .. }) | Self::Run(RunError::Strict { .. }) => 4,
+            Self::Differs(_) => 3,
+            Self::Run(
+                RunError::Start { .. }
+                | RunError::Worker { .. }
+                | RunError::Panicked { .. }
+                | RunError::Poisoned { .. }
+                | RunError::Segment { .. }
+                | RunError::Io { .. },
+            )
+            | Self::Profile(ProfileError::Worker { .. })
+            | Self::Failed(_)
+            | Self::File { action: "print", .. } => 1,
+            _ => 2,
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! The main job, one model: prepare → profile → plan with refinement → compare in fresh processes → guard → run the winner.
+//! Every step is a function of its own crate; this module puts them in order and keeps what they found.
+
+use crate::cli::{MeasureArgs, ModelArgs, PlanningArgs, ShowArgs};
+use crate::context::{self, ProgressLine};
+use crate::error::CliError;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+use trefoil_core::{
+    Granularity, HostTensor, Objective, OperatorGraph, Origin, Plan, Profile, Subject, Timeline, Unit, UnitAddress,
+    UnitKind,
+};
+use trefoil_plan::PlanRequest;
+use trefoil_profile::PreparedModel;
+use trefoil_run::{
+    CompareOptions, Comparison, Contender, Executor, ExecutorOptions, ExtractedSegments, MemoryReport, PreparedSource,
+    RunSampling, Verdict, Verification, Verify, WorkerCommand,
+};
+
+/// Name of the refined plan among the contenders.
+pub const PLAN: &str = "plan";
+/// Name of BIDENT's plan from isolated costs among the contenders.
+pub const SEQUENTIAL: &str = "sequential";
+
+/// What to do with one model.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Name to show.
+    pub name: String,
+    /// The model and how to read it.
+    pub model: ModelArgs,
+    /// Units.
+    pub units: Vec<UnitAddress>,
+    /// How to measure.
+    pub measure: MeasureArgs,
+    /// What to plan for.
+    pub planning: PlanningArgs,
+    /// What to show and check.
+    pub show: ShowArgs,
+    /// A profile to use instead of measuring.
+    pub profile: Option<PathBuf>,
+    /// A plan to use instead of planning.
+    pub plan: Option<PathBuf>,
+}
+
+/// Everything found out about one model.
+#[derive(Debug)]
+pub struct Job {
+    /// Name to show.
+    pub name: String,
+    /// Its operators.
+    pub graph: OperatorGraph,
+    /// Measurements, refinement included.
+    pub profile: Profile,
+    /// The plan before refinement: BIDENT's, from isolated costs.
+    pub sequential: Option<Plan>,
+    /// The plan.
+    pub plan: Plan,
+    /// Whether refinement ended with every segment measured; `None` when it did not take place.
+    pub refined: Option<bool>,
+    /// Whether all replaced estimates were lower bounds.
+    pub lower_bounds: bool,
+    /// Times in fresh processes.
+    pub comparison: Comparison,
+    /// What is used, and why.
+    pub verdict: Verdict,
+    /// The plan that was executed.
+    pub executed: Plan,
+    /// Its trace.
+    pub trace: Timeline,
+    /// Its memory.
+    pub memory: MemoryReport,
+    /// Its outputs.
+    pub outputs: Vec<HostTensor>,
+    /// Comparison with the reference values.
+    pub verification: Option<Verification>,
+    /// What did not happen as asked, and other remarks.
+    pub notes: Vec<String>,
+}
+
+/// Measures (or reads) a profile and refines it. `quiet` shows no progress.
+pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Result<Measured, CliError> {
+    let line = ProgressLine::new(&settings.name, quiet);
+    let stop = context::stop_flag();
+    let options = context::profile_options(&settings.model, &settings.measure, settings.show.strict)?;
+    let mut profile = match &settings.profile {
+        Some(path) => {
+            let profile = trefoil_profile::load_profile(path)?;
+            trefoil_profile::check_machine(&profile, &trefoil_units::machine())?;
+            profile
+        }
+        None => {
+            let units = context::resolve_units(&settings.units)?;
+            trefoil_profile::profile(prepared, &units, &options, &mut |progress| line.show(&progress), stop)?
+        }
+    };
+    // The fingerprint holds shapes and constants, so another model or other shapes are told here.
+    let graph = profile.model(Some(prepared.prepared.fingerprint()))?.clone();
+    let simulated = profile.units.iter().any(|unit| unit.simulated);
+    let refine = !settings.measure.no_refine && settings.plan.is_none() && settings.profile.is_none() && !simulated;
+    if !refine {
+        return Ok(Measured { graph, profile, plan: None, refined: None, lower_bounds: true });
+    }
+    let planning = &settings.planning;
+    let mut propose = |profile: &Profile| {
+        let request = PlanRequest {
+            profile,
+            graph: &graph,
+            units: settings.units.clone(),
+            objective: planning.objective.into(),
+            pins: planning.pins.clone(),
+        };
+        trefoil_plan::plan(&planning.method, &request)
+    };
+    // A question that cannot be planned at all is a planner's error, not one of refinement.
+    propose(&profile)?;
+    let refinement = trefoil_profile::refine(
+        prepared,
+        &graph,
+        &mut profile,
+        &options,
+        Duration::from_secs_f64(settings.measure.refine_budget.clamp(0.0, 1e6)),
+        &mut propose,
+        &mut |progress| line.show(&progress),
+        stop,
+    )?;
+    Ok(Measured {
+        graph,
+        profile,
+        plan: Some(refinement.plan),
+        refined: Some(refinement.finished),
+        lower_bounds: refinement.estimates_were_lower_bounds,
+    })
+}
+
+/// A profile, and the plan that refinement ended with.
+pub struct Measured {
+    /// Operators.
+    pub graph: OperatorGraph,
+    /// The profile.
+    pub profile: Profile,
+    /// The refined plan.
+    pub plan: Option<Plan>,
+    /// Whether refinement finished.
+    pub refined: Option<bool>,
+    /// Whether estimates were lower bounds.
+    pub lower_bounds: bool,
+}
+
+/// Does the whole job.
+pub fn run(settings: &Settings, quiet: bool) -> Result<Job, CliError> {
+    let options = context::prepare_options(&settings.model)?;
+    let prepared = trefoil_profile::prepare_model(&settings.model.model, &options, context::stop_flag())?;
+    let given = settings.plan.as_deref().map(crate::commands::plan::load_plan).transpose()?;
+    let (measured, plan) = match given {
+        Some(plan) if settings.profile.is_none() => (planned_only(settings, &prepared, &plan)?, plan),
+        Some(plan) => (measure(settings, &prepared, quiet)?, plan),
+        None => {
+            let mut measured = measure(settings, &prepared, quiet)?;
+            let plan = match measured.plan.take() {
+                Some(plan) => plan,
+                None => trefoil_plan::plan(&settings.planning.method, &request(settings, &measured))?,
+            };
+            (measured, plan)
+        }
+    };
+    plan.check(&[&measured.graph])?;
+    if settings.profile.is_some() {
+        plan.check_costs(&measured.profile.index())?;
+    }
+    finish(settings, &prepared, measured, plan, quiet)
+}
+
+fn request<'a>(settings: &Settings, measured: &'a Measured) -> PlanRequest<'a> {
+    PlanRequest {
+        profile: &measured.profile,
+        graph: &measured.graph,
+        units: settings.units.clone(),
+        objective: settings.planning.objective.into(),
+        pins: settings.planning.pins.clone(),
+    }
+}
+
+/// A plan without a profile: its units are all that is known.
+fn planned_only(settings: &Settings, prepared: &PreparedModel, plan: &Plan) -> Result<Measured, CliError> {
+    let granularity = plan.models.first().map_or(Granularity::Fused, |model| model.granularity);
+    if granularity == Granularity::Backend {
+        return Err(CliError::Usage(
+            "a plan of granularity `backend` needs its profile, which holds the kernels; give --profile too".to_owned(),
+        ));
+    }
+    let graph = prepared.graph(granularity, &[])?;
+    let mut profile = Profile::new(trefoil_units::machine());
+    let used: BTreeSet<_> =
+        plan.segments.iter().map(|segment| segment.unit.clone()).chain(settings.units.iter().cloned()).collect();
+    profile.units = context::resolve_units(&used.into_iter().collect::<Vec<_>>())?;
+    profile.models.push(graph.clone());
+    Ok(Measured { graph, profile, plan: None, refined: None, lower_bounds: true })
+}
+
+fn finish(
+    settings: &Settings,
+    prepared: &PreparedModel,
+    measured: Measured,
+    plan: Plan,
+    quiet: bool,
+) -> Result<Job, CliError> {
+    let Measured { graph, profile, refined, lower_bounds, .. } = measured;
+    for unit in profile.units.iter().filter(|unit| unit.simulated && plan.units_used().contains(&unit.address)) {
+        return Err(CliError::Usage(format!(
+            "{} is simulated: it can be planned for but not run; see `trefoil plan`",
+            unit.address
+        )));
+    }
+    let sequential = sequential_plan(settings, &profile, &graph, &plan);
+    let source = PreparedSource::new(&prepared.prepared, &graph, prepared.segments_dir(graph.granularity));
+    let inputs: Vec<HostTensor> =
+        prepared.prepared.inputs().iter().filter_map(|info| prepared.trace.load(&info.name)).collect();
+    let inputs: Vec<&HostTensor> = inputs.iter().collect();
+
+    let mut notes = plan.notes.clone();
+    let mut plans: Vec<(String, Plan, bool)> = Vec::new();
+    for unit in baseline_units(&profile.units) {
+        plans.push((unit.address.to_string(), single_plan(&profile, &graph, &unit), true));
+    }
+    let whole = |plan: &Plan| plan.segments.len() == 1;
+    if !whole(&plan) || !plans.iter().any(|(name, ..)| *name == plan.segments[0].unit.to_string()) {
+        plans.push((PLAN.to_owned(), plan.clone(), false));
+    }
+    if let Some(sequential) =
+        sequential.as_ref().filter(|sequential| !whole(sequential) && !same_placement(sequential, &plan))
+    {
+        plans.push((SEQUENTIAL.to_owned(), sequential.clone(), false));
+    }
+    let comparison = compare(settings, &plans, &source, &graph, &inputs, quiet)?;
+    let mut verdict = trefoil_run::guard(&comparison);
+    if settings.planning.objective == crate::cli::ObjectiveArg::Energy && plans.iter().any(|(name, ..)| name == PLAN) {
+        verdict.choice = Some(PLAN.to_owned());
+        verdict.uses_plan = true;
+        notes.push(format!("planned for energy, so the latency comparison does not decide ({})", verdict.message));
+        verdict.message = "the energy plan is used as asked".to_owned();
+    }
+    let Some(choice) = verdict.choice.clone() else { return Err(CliError::Failed(verdict.message)) };
+    let (_, executed, _) = plans
+        .iter()
+        .find(|(name, ..)| *name == choice)
+        .ok_or_else(|| CliError::Failed(format!("contender `{choice}` has no plan")))?;
+
+    let options = ExecutorOptions {
+        cache: Some(compiled_cache(settings)),
+        strict: settings.show.strict,
+        ..ExecutorOptions::default()
+    };
+    let mut executor = Executor::new(executed.clone(), &[&graph], &source, &trefoil_run::registry_units, &options)?;
+    executor.load(&inputs)?;
+    for _ in 0..3 {
+        executor.run_bound()?;
+    }
+    let outputs = collect_outputs(prepared, &graph, &mut executor);
+    notes.extend(executor.notes().iter().cloned());
+    let verification = match settings.show.verify {
+        true => Some(verify(settings, prepared, &graph, &source, executed, &inputs)?),
+        false => None,
+    };
+    Ok(Job {
+        name: settings.name.clone(),
+        sequential,
+        refined,
+        lower_bounds,
+        comparison,
+        verdict,
+        trace: executor.trace(),
+        memory: executor.memory().clone(),
+        executed: executed.clone(),
+        outputs,
+        verification,
+        notes,
+        graph,
+        profile,
+        plan,
+    })
+}
+
+fn verify(
+    settings: &Settings,
+    prepared: &PreparedModel,
+    graph: &OperatorGraph,
+    source: &PreparedSource<'_>,
+    plan: &Plan,
+    inputs: &[&HostTensor],
+) -> Result<Verification, CliError> {
+    Ok(trefoil_run::verify(&Verify {
+        plan,
+        graphs: &[graph],
+        source,
+        find: &trefoil_run::registry_units,
+        inputs,
+        reference: trefoil_run::Reference::Values(&[&prepared.trace]),
+        cache: Some(compiled_cache(settings)),
+    })?)
+}
+
+fn compiled_cache(settings: &Settings) -> PathBuf {
+    trefoil_profile::cache::compiled_path(&context::cache_dir(settings.model.cache.as_deref()))
+}
+
+/// BIDENT's literal plan, for comparison; absent where it cannot be made (a plan from a file, no isolated costs).
+fn sequential_plan(settings: &Settings, profile: &Profile, graph: &OperatorGraph, plan: &Plan) -> Option<Plan> {
+    if settings.plan.is_some() || plan.method == SEQUENTIAL {
+        return None;
+    }
+    let request = PlanRequest {
+        profile,
+        graph,
+        units: settings.units.clone(),
+        objective: settings.planning.objective.into(),
+        pins: settings.planning.pins.clone(),
+    };
+    trefoil_plan::plan(SEQUENTIAL, &request).ok()
+}
+
+fn same_placement(one: &Plan, other: &Plan) -> bool {
+    one.segments.len() == other.segments.len()
+        && one.segments.iter().zip(&other.segments).all(|(a, b)| a.unit == b.unit && a.operators == b.operators)
+}
+
+/// The units to beat: every unit asked for, and each CPU backend among them with all the cores this process may use.
+fn baseline_units(units: &[Unit]) -> Vec<Unit> {
+    let mut found: Vec<Unit> = Vec::new();
+    for unit in units.iter().filter(|unit| !unit.simulated) {
+        if !found.iter().any(|seen| seen.address == unit.address) {
+            found.push(unit.clone());
+        }
+    }
+    for unit in
+        units.iter().filter(|unit| !unit.simulated && unit.kind == UnitKind::Cpu && !unit.address.cores.is_empty())
+    {
+        let address = UnitAddress { cores: Vec::new(), ..unit.address.clone() };
+        if found.iter().any(|seen| seen.address == address) {
+            continue;
+        }
+        if let Ok(all_cores) = trefoil_units::resolve(&address) {
+            if found.iter().any(|seen| seen.address.backend == address.backend && seen.resources == all_cores.resources)
+            {
+                continue;
+            }
+            found.push(all_cores);
+        }
+    }
+    found
+}
+
+/// The whole model on one unit, whether or not it is a unit of the profile. Its prediction is the whole-model measurement.
+fn single_plan(profile: &Profile, graph: &OperatorGraph, unit: &Unit) -> Plan {
+    let request = PlanRequest {
+        profile,
+        graph,
+        units: vec![unit.address.clone()],
+        objective: Objective::Latency,
+        pins: Vec::new(),
+    };
+    if let Ok(plan) = trefoil_plan::plan(&format!("single:{}", unit.address), &request) {
+        return plan;
+    }
+    let subject = Subject::WholeModel { model: graph.fingerprint.clone() };
+    let predicted = profile
+        .index()
+        .newest(&subject, std::slice::from_ref(&unit.address))
+        .and_then(trefoil_core::cost::measurement_cost);
+    let (ms, ids) = predicted.map_or((0.0, Vec::new()), |cost| (cost.ms, cost.ids));
+    Plan::whole(graph, unit, ms, ids, Origin::Measured)
+}
+
+fn compare(
+    settings: &Settings,
+    plans: &[(String, Plan, bool)],
+    source: &PreparedSource<'_>,
+    graph: &OperatorGraph,
+    inputs: &[&HostTensor],
+    quiet: bool,
+) -> Result<Comparison, CliError> {
+    let mut contenders = Vec::with_capacity(plans.len());
+    for (name, plan, baseline) in plans {
+        let segments = ExtractedSegments::of(plan, source)?.0;
+        contenders.push(Contender { name: name.clone(), plan: plan.clone(), segments, baseline: *baseline });
+    }
+    let sampling = match settings.measure.quick {
+        true => RunSampling { warmup: 5, runs: 40, cap_ms: 600.0 },
+        false => RunSampling { warmup: 20, runs: settings.measure.runs, cap_ms: settings.measure.cap_ms.max(1000.0) },
+    };
+    let options = CompareOptions {
+        rounds: settings.show.rounds.max(1),
+        sampling,
+        cache: Some(compiled_cache(settings)),
+        spin: ExecutorOptions::default().spin,
+        timeout: Duration::from_secs(600),
+        command: WorkerCommand::this_program(["worker-run"])?,
+    };
+    let line = ProgressLine::new(&settings.name, quiet);
+    let mut show = |progress: trefoil_run::CompareProgress<'_>| {
+        line.step(&format!(
+            "fresh process, round {} of {}: {}",
+            progress.round + 1,
+            progress.rounds,
+            progress.contender
+        ));
+    };
+    Ok(trefoil_run::compare(&contenders, &[graph], inputs, &options, &mut show)?)
+}
+
+/// Outputs in model order; one that is an input or a constant comes from the trace.
+fn collect_outputs(prepared: &PreparedModel, graph: &OperatorGraph, executor: &mut Executor) -> Vec<HostTensor> {
+    let infos: Vec<_> = executor.output_infos().cloned().collect();
+    let mut outputs = Vec::new();
+    for wanted in prepared.prepared.outputs() {
+        let at = infos.iter().position(|info| info.name == wanted.name);
+        let tensor = at.and_then(|index| HostTensor::from_bytes(infos[index].clone(), executor.output(index)).ok());
+        outputs.extend(tensor.or_else(|| prepared.trace.load(&wanted.name)));
+    }
+    debug_assert!(outputs.len() >= graph.outputs.len().min(1));
+    outputs
+}

@@ -1,0 +1,144 @@
+//! Bad input: one clear line each, a non-zero exit code, no panic, nothing half-written.
+
+mod common;
+
+use common::Workspace;
+use std::fs;
+use trefoil_core::{DataType, HostTensor, TensorInfo};
+use trefoil_onnx::builder::ModelBuilder;
+
+const PROFILE: [&str; 6] = ["-u", "rten:CPU", "--quick", "--no-refine", "-o", "p.json"];
+
+fn profile_fails(space: &Workspace, model: &str) -> String {
+    let message = space.fails(["profile", model].into_iter().chain(PROFILE), 2);
+    assert!(!space.path("p.json").exists(), "nothing is half-written");
+    message
+}
+
+#[test]
+fn files_that_are_no_models() {
+    let space = Workspace::with_model();
+    let bytes = fs::read(space.path("small.onnx")).unwrap();
+    fs::write(space.path("truncated.onnx"), &bytes[..bytes.len() / 2]).unwrap();
+    fs::write(space.path("garbage.onnx"), [0x5a; 4096]).unwrap();
+    fs::write(space.path("empty.onnx"), []).unwrap();
+    for name in ["truncated.onnx", "garbage.onnx", "empty.onnx", "missing.onnx"] {
+        let message = profile_fails(&space, name);
+        assert!(message.contains(name), "{message}");
+    }
+}
+
+fn relu_model(dtype: DataType) -> ModelBuilder {
+    let info = |name: &str| TensorInfo::new(name, dtype, [2u64, 3]);
+    ModelBuilder::new("relu", 17).input(&info("x")).node("Relu", &["x"], &["y"], &[]).output(&info("y"))
+}
+
+#[test]
+fn cycles_undefined_values_and_wrong_types() {
+    let space = Workspace::new();
+    let info = |name: &str| TensorInfo::new(name, DataType::F32, [2u64, 3]);
+    let cycle = ModelBuilder::new("cycle", 17)
+        .input(&info("x"))
+        .node("Add", &["x", "b"], &["a"], &[])
+        .node("Relu", &["a"], &["b"], &[])
+        .output(&info("b"));
+    cycle.save(&space.path("cycle.onnx")).unwrap();
+    assert!(profile_fails(&space, "cycle.onnx").contains("cycle"));
+
+    let undefined = ModelBuilder::new("undefined", 17)
+        .input(&info("x"))
+        .node("Add", &["x", "ghost"], &["y"], &[])
+        .output(&info("y"));
+    undefined.save(&space.path("undefined.onnx")).unwrap();
+    assert!(profile_fails(&space, "undefined.onnx").contains("ghost"));
+
+    // Relu on booleans is no ONNX operator: no unit may run it, and the reason must come through.
+    relu_model(DataType::Bool).save(&space.path("types.onnx")).unwrap();
+    assert!(profile_fails(&space, "types.onnx").contains("Relu"));
+}
+
+#[test]
+fn inputs_that_do_not_fit() {
+    let space = Workspace::new();
+    relu_model(DataType::F32).save(&space.path("relu.onnx")).unwrap();
+    let write = |name: &str, tensor: &HostTensor| trefoil_onnx::npz::write_npz(&space.path(name), &[tensor]).unwrap();
+    write("shape.npz", &HostTensor::from_f32("x", [3u64, 2], &[0.0; 6]));
+    write("type.npz", &HostTensor::from_i64("x", [2u64, 3], &[0; 6]));
+    write("name.npz", &HostTensor::from_f32("z", [2u64, 3], &[0.0; 6]));
+    fs::write(space.path("text.npz"), "no archive").unwrap();
+    for (file, expected) in [
+        ("shape.npz", "[3, 2]"),
+        ("type.npz", "i64"),
+        ("name.npz", "x"),
+        ("text.npz", "text.npz"),
+        ("none.npz", "none.npz"),
+    ] {
+        let message =
+            space.fails(["run", "relu.onnx", "-u", "rten:CPU", "--quick", "--input", file, "--output", "out.npz"], 2);
+        assert!(message.contains(expected), "{file}: {message}");
+        assert!(!space.path("out.npz").exists());
+    }
+}
+
+#[test]
+fn units_that_are_not_there() {
+    let space = Workspace::with_model();
+    for (unit, expected) in
+        [("tpu:0", "tpu"), ("rten:NPU", "NPU"), ("rten:CPU@4000", "4000"), ("sim:no-such-soc/CPU", "no-such-soc")]
+    {
+        let message = space.fails(["profile", "small.onnx", "-u", unit, "--quick", "-o", "p.json"], 2);
+        assert!(message.contains(expected), "{unit}: {message}");
+    }
+}
+
+#[test]
+fn profiles_and_plans_of_something_else() {
+    let space = Workspace::with_model();
+    space.run(["profile", "small.onnx"].into_iter().chain(PROFILE));
+    space.run(["plan", "p.json", "-o", "plan.json"]);
+    relu_model(DataType::F32).save(&space.path("other.onnx")).unwrap();
+    let message = space.fails(["run", "other.onnx", "--profile", "p.json", "--quick"], 2);
+    assert!(message.contains("small"), "names what the profile is of: {message}");
+    let message = space.fails(["run", "other.onnx", "--plan", "plan.json", "--quick"], 2);
+    assert!(message.contains("small"), "names what the plan is for: {message}");
+
+    let plan = fs::read_to_string(space.path("plan.json")).unwrap();
+    fs::write(space.path("absent.json"), plan.replace("rten:CPU", "tpu:0")).unwrap();
+    assert!(space.fails(["run", "small.onnx", "--plan", "absent.json", "--quick"], 2).contains("tpu"));
+
+    fs::write(space.path("not.json"), "{\"format\":").unwrap();
+    assert!(space.fails(["plan", "not.json"], 2).contains("not.json"));
+    assert!(space.fails(["plan", "plan.json"], 2).contains("plan.json"));
+    let profile = fs::read_to_string(space.path("p.json")).unwrap();
+    fs::write(
+        space.path("newer.json"),
+        profile.replacen("\"version\": 1", "\"version\": 99", 1).replacen("\"version\":1", "\"version\":99", 1),
+    )
+    .unwrap();
+    assert!(space.fails(["plan", "newer.json"], 2).contains("99"));
+    assert!(space.fails(["plan", "p.json", "--method", "psychic"], 2).contains("psychic"));
+    assert!(space.fails(["plan", "p.json", "--pin", "NoSuchThing*=rten:CPU"], 2).contains("NoSuchThing"));
+    assert!(space.fails(["plan", "p.json", "--objective", "energy"], 2).contains("watts"));
+}
+
+#[test]
+fn symbolic_shapes_are_all_listed() {
+    let space = Workspace::new();
+    let info = TensorInfo::new("y", DataType::F32, [2u64, 3]);
+    let model = ModelBuilder::new("symbolic", 17)
+        .symbolic_input("x", DataType::F32, &["batch", "3"])
+        .node("Relu", &["x"], &["y"], &[])
+        .output(&info);
+    model.save(&space.path("symbolic.onnx")).unwrap();
+    let message = profile_fails(&space, "symbolic.onnx");
+    assert!(message.contains("batch") && message.contains("--shape"), "{message}");
+    space.run(["profile", "symbolic.onnx", "--shape", "x=2,3"].into_iter().chain(PROFILE));
+}
+
+#[test]
+fn unwritable_outputs() {
+    let space = Workspace::with_model();
+    let message = space
+        .fails(["profile", "small.onnx", "-u", "rten:CPU", "--quick", "--no-refine", "-o", "no/such/folder/p.json"], 2);
+    assert!(message.contains("no/such/folder"), "{message}");
+}

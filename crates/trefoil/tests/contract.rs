@@ -1,0 +1,162 @@
+//! The command contract, end to end, on the embedded backend: nothing needs to be installed.
+
+mod common;
+
+use common::{Workspace, json, stdout, trefoil};
+use serde_json::Value;
+
+#[test]
+fn units_lists_every_backend_with_a_reason_and_a_fix() {
+    let output = trefoil().args(["units", "--json"]).output().unwrap();
+    let units = json(&output);
+    let units = units["units"].as_array().unwrap();
+    let find = |prefix: &str| units.iter().filter(|unit| unit["unit"].as_str().unwrap().starts_with(prefix)).count();
+    assert!(find("rten:CPU") == 1 && find("openvino:") >= 1 && find("ort:") >= 1 && find("sim:") >= 2, "{units:#?}");
+    for unit in units {
+        let available = unit["available"].as_bool().unwrap();
+        let text = |key: &str| unit[key].as_str().map(str::len).unwrap_or_default();
+        assert!(available || (text("reason") > 0 && text("fix") > 0), "{unit}");
+    }
+}
+
+#[test]
+fn profile_plan_run_on_the_embedded_unit() {
+    let space = Workspace::with_model();
+    let profile = space.path("p.json");
+    space.run(["profile", "small.onnx", "-u", "rten:CPU", "--quick", "-o", "p.json"]);
+    let written: Value = serde_json::from_slice(&std::fs::read(&profile).unwrap()).unwrap();
+    assert_eq!((written["format"].as_str(), written["version"].as_u64()), (Some("trefoil-profile"), Some(1)));
+
+    let plan = json(&space.output(["plan", "p.json", "--json", "-o", "plan.json"]));
+    assert_eq!(plan["format"], "trefoil-plan");
+    assert!(plan["claimed"].as_f64().unwrap() > 0.0);
+
+    let run = json(&space.output([
+        "run",
+        "small.onnx",
+        "-u",
+        "rten:CPU",
+        "--quick",
+        "--rounds",
+        "2",
+        "--verify",
+        "--json",
+        "--output",
+        "out.npz",
+        "--report",
+        "r.html",
+        "--trace",
+        "t.json",
+    ]));
+    assert!(run["baselines"]["rten:CPU"].as_f64().unwrap() > 0.0, "{run:#}");
+    for key in ["method", "predicted_ms", "measured_ms", "model_bound_ms", "segments"] {
+        assert!(!run["plan"][key].is_null(), "{key} of {run:#}");
+    }
+    assert_eq!(run["plan"]["segments"][0]["unit"], "rten:CPU");
+    assert!(run["plan"]["segments"][0]["operators"].as_array().is_some_and(|operators| !operators.is_empty()));
+    assert_eq!(run["winner"], "rten:CPU");
+    assert_eq!(run["verify"]["ok"], true);
+    let report = std::fs::read_to_string(space.path("r.html")).unwrap();
+    assert!(report.contains("small") && !report.contains("http://") && !report.contains("https://"));
+    let trace: Value = serde_json::from_slice(&std::fs::read(space.path("t.json")).unwrap()).unwrap();
+    assert!(trace["traceEvents"].as_array().is_some_and(|events| events.len() > 4));
+    let outputs = trefoil_onnx::npz::read_npz(&space.path("out.npz")).unwrap();
+    let scores = outputs.iter().find(|tensor| tensor.info().name == "scores").unwrap();
+    let sum: f64 = scores.to_f64().iter().sum();
+    assert!((sum - 1.0).abs() < 1e-4, "softmax sums to {sum}");
+}
+
+#[test]
+fn a_plan_from_a_file_is_run_as_it_is() {
+    let space = Workspace::with_model();
+    space.run([
+        "profile",
+        "small.onnx",
+        "-u",
+        "rten:CPU",
+        "-u",
+        "rten:CPU@0",
+        "--quick",
+        "--no-refine",
+        "-o",
+        "p.json",
+    ]);
+    let split = r#"{"0": "rten:CPU@0"}"#;
+    std::fs::write(space.path("split.json"), split).unwrap();
+    let failed = space.fails(["plan", "p.json", "--import", "split.json", "-o", "plan.json"], 2);
+    assert!(failed.contains("operator"), "an incomplete split names what is missing: {failed}");
+    let inspected = json(&space.output(["inspect", "small.onnx", "--json"]));
+    let count = inspected["operators"].as_array().unwrap().len();
+    let split: serde_json::Map<String, Value> = (0..count)
+        .map(|index| (index.to_string(), Value::from(if index < count / 2 { "rten:CPU@0" } else { "rten:CPU" })))
+        .collect();
+    std::fs::write(space.path("split.json"), serde_json::to_vec(&split).unwrap()).unwrap();
+    space.run(["plan", "p.json", "--import", "split.json", "-o", "plan.json"]);
+    let run = json(&space.output([
+        "run",
+        "small.onnx",
+        "--profile",
+        "p.json",
+        "--plan",
+        "plan.json",
+        "--quick",
+        "--rounds",
+        "1",
+        "--json",
+        "--verify",
+    ]));
+    assert_eq!(run["plan"]["segments"].as_array().unwrap().len(), 2, "{run:#}");
+    assert_eq!(run["verify"]["ok"], true);
+}
+
+#[test]
+fn explain_prices_an_operator_on_every_unit() {
+    let space = Workspace::with_model();
+    space.run([
+        "profile",
+        "small.onnx",
+        "-u",
+        "rten:CPU",
+        "-u",
+        "rten:CPU@0",
+        "--quick",
+        "--no-refine",
+        "-o",
+        "p.json",
+    ]);
+    let text = stdout(&space.output(["explain", "p.json", "0"]));
+    assert!(text.contains("rten:CPU@0") && text.contains("rten:CPU"), "{text}");
+    assert!(space.fails(["explain", "p.json", "no-such-operator"], 2).contains("no-such-operator"));
+}
+
+#[test]
+fn a_deleted_measurement_stops_planning_with_its_name() {
+    let space = Workspace::with_model();
+    space.run(["profile", "small.onnx", "-u", "rten:CPU", "--quick", "--no-refine", "-o", "p.json"]);
+    let mut profile: Value = serde_json::from_slice(&std::fs::read(space.path("p.json")).unwrap()).unwrap();
+    let measurements = profile["measurements"].as_array_mut().unwrap();
+    let at = measurements.iter().position(|m| m["id"].as_str().unwrap().starts_with("operator/")).unwrap();
+    let id = measurements.remove(at)["id"].as_str().unwrap().to_owned();
+    std::fs::write(space.path("p.json"), serde_json::to_vec(&profile).unwrap()).unwrap();
+    let message = space.fails(["plan", "p.json"], 2);
+    assert!(message.contains(&id), "{message} names {id}");
+}
+
+#[test]
+fn simulated_units_plan_without_hardware() {
+    let space = Workspace::with_model();
+    space.run([
+        "profile",
+        "small.onnx",
+        "-u",
+        "sim:lunar-lake/CPU",
+        "-u",
+        "sim:lunar-lake/GPU",
+        "-u",
+        "sim:lunar-lake/NPU",
+        "-o",
+        "p.json",
+    ]);
+    let text = stdout(&space.output(["plan", "p.json", "--method", "sequential"]));
+    assert!(text.contains("simulated"), "a simulated number is labelled: {text}");
+}
