@@ -6,6 +6,9 @@
 //! Conventions: times are `f64` **milliseconds**, energies `f64` **joules**, powers `f64` **watts**, sizes `u64`
 //! **bytes**. A quantity that nobody could tell is `None`, never zero.
 
+// Tests compare values that are exact in binary.
+#![cfg_attr(test, allow(clippy::float_cmp))]
+
 pub mod cost;
 pub mod error;
 pub mod graph;

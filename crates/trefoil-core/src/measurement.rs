@@ -226,6 +226,8 @@ pub struct NodeTime {
 /// What came of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "kebab-case")]
+// Nearly every record is `Ok`; boxing it would cost an allocation each to make the rare ones small.
+#[allow(clippy::large_enum_variant)]
 pub enum Outcome {
     /// It ran.
     Ok {

@@ -290,6 +290,7 @@ impl HostTensor {
     }
 
     /// A copy in a new allocation.
+    #[must_use]
     pub fn duplicate(&self) -> Self {
         Self::from_bytes(self.info.clone(), self.bytes()).expect("own bytes fit own description")
     }
@@ -333,7 +334,7 @@ impl HostTensor {
         for (a, b) in mine.iter().zip(&theirs) {
             if a.is_finite() && b.is_finite() {
                 worst = worst.max((a - b).abs());
-            } else if !(a.is_nan() && b.is_nan() || a == b) {
+            } else if !(a.is_nan() && b.is_nan() || a.total_cmp(b).is_eq()) {
                 return f64::INFINITY;
             }
         }

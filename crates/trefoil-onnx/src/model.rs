@@ -93,6 +93,8 @@ impl Model {
             inputs.contains(&(position - 1))
         });
         index::check_and_sort(graph)?;
+        // From version 4 on, initializers need not be listed as inputs, and here they are not.
+        proto.ir_version = Some(version.max(4));
         external.identify(&mut hash);
         let contents = tensor::hex(&hash.finalize());
         let name = path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned());
@@ -262,8 +264,7 @@ impl Model {
     /// The model without its graph: versions, operator sets, functions.
     pub(crate) fn header(&self) -> ModelProto {
         ModelProto {
-            // From version 4 on, initializers need not be listed as inputs.
-            ir_version: Some(self.proto.ir_version().max(4)),
+            ir_version: self.proto.ir_version,
             opset_import: self.proto.opset_import.clone(),
             producer_name: Some("trefoil".into()),
             functions: self.proto.functions.clone(),

@@ -39,6 +39,24 @@ fn a_good_model_is_described() {
 }
 
 #[test]
+fn old_models_are_saved_as_what_they_have_become() {
+    // IR version 3 wants every initializer listed as an input; the traced model lists none.
+    let mut old = GraphBuilder::new()
+        .input("x", &[2])
+        .input("w", &[2])
+        .constant("w", &[2], &[1.0, 2.0])
+        .node(node("Add", &["x", "w"], &["y"]))
+        .output("y")
+        .model();
+    old.ir_version = Some(3);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("traced.onnx");
+    decode(old.encode_to_vec()).unwrap().traced().unwrap().save(&path).unwrap();
+    let written = ModelProto::decode(std::fs::read(&path).unwrap().as_slice()).unwrap();
+    assert_eq!((written.ir_version(), written.graph.unwrap().input.len()), (4, 1));
+}
+
+#[test]
 fn garbage_is_refused_in_one_line() {
     assert!(
         message(decode(b"\xff\xff\xff\xff not a model".to_vec()))

@@ -165,7 +165,8 @@ impl Probe {
 fn node(kind: &str, inputs: &[impl AsRef<str>], output: &str, attributes: &[AttributeProto]) -> NodeProto {
     NodeProto {
         op_type: Some(kind.to_owned()),
-        name: Some(output.to_owned()),
+        // rten keeps nodes and values in one table of names, so a node must not be named as what it writes.
+        name: Some(format!("{output}/node")),
         input: inputs.iter().map(|input| input.as_ref().to_owned()).collect(),
         output: vec![output.to_owned()],
         attribute: attributes.to_vec(),

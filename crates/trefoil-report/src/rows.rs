@@ -54,6 +54,8 @@ pub enum ContenderKind {
     Single,
     /// A plan.
     Plan,
+    /// A paper's planner taken literally, beside the plan: shown, never the one the verdict is about.
+    Literal,
 }
 
 /// One contender of a model's comparison.
@@ -219,7 +221,12 @@ impl Verdict {
             }
             (Some(single), None) => verdict(
                 VerdictKind::SingleWins,
-                format!("{} alone is best here: {}, {}; no plan was run.", single.name, written(single), single.origin),
+                format!(
+                    "{} alone is best here: {}, {}; no split was found that could beat it.",
+                    single.name,
+                    written(single),
+                    single.origin
+                ),
             ),
             (Some(single), Some(plan)) => Self::between(single, plan),
         }

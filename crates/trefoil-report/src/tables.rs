@@ -303,6 +303,7 @@ pub fn contenders_table(contenders: &[ContenderRow]) -> Table {
             match row.kind {
                 ContenderKind::Single => Cell::unit(&row.name),
                 ContenderKind::Plan => Cell { text: format!("plan: {}", row.name), ..Cell::unit("plan") },
+                ContenderKind::Literal => Cell { text: row.name.clone(), ..Cell::unit("plan") },
             },
             Cell::optional(row.ms.map(format::time), row.origin).best(row.winner),
             Cell::optional(row.spread_ms.map(|(low, high)| format::time_range(low, high)), row.origin),
@@ -364,7 +365,7 @@ pub fn summary_table(models: &[ModelRow]) -> Table {
             ),
             model.contenders.iter().find(|row| row.winner).map_or_else(absent, |row| match row.kind {
                 ContenderKind::Single => Cell::text(&row.name),
-                ContenderKind::Plan => Cell::text("plan"),
+                ContenderKind::Plan | ContenderKind::Literal => Cell::text("plan"),
             }),
         ]);
     }

@@ -23,7 +23,7 @@ fn main() {
     }
 }
 
-#[divan::bench(args = ["rten", "openvino", "ort"])]
+#[divan::bench(args = ["rten", "openvino", "ort"], sample_count = 300, sample_size = 50)]
 fn tiny_operator(bencher: divan::Bencher<'_, '_>, backend: &str) {
     let unit = match resolve(&address(backend)) {
         Ok(unit) => unit,

@@ -1,6 +1,6 @@
 //! One stored copy of INT8 weights: quantisation, tile layout, artefact file, shared regions (HeteroVDiff 3.2, 4.2).
 //!
-//! [`pack`] turns a checkpoint into an [`Artefact`]: base weights quantised per output column ([`quantise`]) and laid out in
+//! [`pack()`] turns a checkpoint into an [`Artefact`]: base weights quantised per output column ([`mod@quantise`]) and laid out in
 //! 32 × 32 tiles ([`tile`]) that every engine eats as they lie, one region per block, everything else beside them. A
 //! [`Region`] is one block's bytes in memory that several engines and processes map at once ([`share`]), within limits that
 //! [`probe()`] finds. [`memory`] checks what the kernel says about all this.

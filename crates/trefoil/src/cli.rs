@@ -42,6 +42,10 @@ pub enum Command {
     Survey(SurveyArgs),
     /// Benchmarks
     Bench(BenchArgs),
+    /// Pack, describe and check INT8 weights that several engines share
+    Weights(WeightsArgs),
+    /// Find the largest shared-memory region that each engine maps here
+    Probe(ProbeArgs),
     /// Write a small model made by Trefoil itself (for trying things without any other file)
     MakeModel(MakeModelArgs),
     /// Measure in a process of its own (internal)
@@ -50,6 +54,9 @@ pub enum Command {
     /// Run a plan in a process of its own (internal)
     #[command(hide = true)]
     WorkerRun,
+    /// Map one region in a process of its own (internal)
+    #[command(hide = true)]
+    ProbeChild,
 }
 
 /// `trefoil units`.
@@ -164,6 +171,8 @@ pub struct InspectArgs {
 
 /// How to measure.
 #[derive(Debug, Args, Clone)]
+// Each is a flag of its own on the command line.
+#[allow(clippy::struct_excessive_bools)]
 pub struct MeasureArgs {
     /// Samples of each measurement
     #[arg(long, default_value_t = 200)]
@@ -419,6 +428,63 @@ pub struct BenchOperatorsArgs {
     pub json: bool,
 }
 
+/// `trefoil weights`.
+#[derive(Debug, Args)]
+pub struct WeightsArgs {
+    /// What to do
+    #[command(subcommand)]
+    pub command: WeightsCommand,
+}
+
+/// The commands of `trefoil weights`.
+#[derive(Debug, Subcommand)]
+pub enum WeightsCommand {
+    /// Quantise a safetensors checkpoint (a file, or a folder with an index) to INT8 tiles, one region per block
+    Pack {
+        /// Checkpoint
+        #[arg(value_name = "MODEL.safetensors|DIR")]
+        source: PathBuf,
+        /// Where to write the artefact
+        #[arg(short, long, value_name = "A.trefoil")]
+        output: PathBuf,
+        /// Refuse regions above this many bytes (see `trefoil probe`)
+        #[arg(long, value_name = "BYTES")]
+        region_limit: Option<u64>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say what an artefact holds
+    Info {
+        /// Artefact
+        #[arg(value_name = "A.trefoil")]
+        artefact: PathBuf,
+        /// List every tensor
+        #[arg(long)]
+        tensors: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check every checksum of an artefact
+    Verify {
+        /// Artefact
+        #[arg(value_name = "A.trefoil")]
+        artefact: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// `trefoil probe`.
+#[derive(Debug, Args)]
+pub struct ProbeArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `trefoil make-model`.
 #[derive(Debug, Args)]
 pub struct MakeModelArgs {
@@ -443,7 +509,7 @@ mod tests {
         assert_eq!((shape.input.as_str(), shape.extents.as_slice()), ("x:0", [1, 3, 48, 320].as_slice()));
         assert_eq!("s=".parse::<Shape>().unwrap().extents, Vec::<u64>::new());
         assert!("x".parse::<Shape>().is_err() && "x=1,a".parse::<Shape>().is_err());
-        assert_eq!("ort:CPU@0=7.5".parse::<Watts>().unwrap().watts, 7.5);
+        assert_eq!("ort:CPU@0=7.5".parse::<Watts>().unwrap().watts.to_bits(), 7.5f64.to_bits());
         assert!("ort=3".parse::<Watts>().is_err() && "idle=-1".parse::<Watts>().is_err());
     }
 }

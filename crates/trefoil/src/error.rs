@@ -21,6 +21,9 @@ pub enum CliError {
     /// Executing or comparing.
     #[error(transparent)]
     Run(#[from] trefoil_run::RunError),
+    /// Packed weights and regions.
+    #[error(transparent)]
+    Weights(#[from] trefoil_weights::WeightsError),
     /// Vocabulary.
     #[error(transparent)]
     Core(#[from] trefoil_core::CoreError),

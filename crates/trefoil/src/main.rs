@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Worker => trefoil_profile::worker_main(),
         Command::WorkerRun => return trefoil_run::run_worker_main(),
+        Command::ProbeChild => return commands::weights::probe_child(),
         _ => {}
     }
     match run(cli.command) {
@@ -44,6 +45,8 @@ fn run(command: Command) -> Result<(), CliError> {
             BenchCommand::Operators(args) => commands::bench_operators::run(&args),
         },
         Command::MakeModel(args) => Ok(trefoil_onnx::builder::sample_model().save(&args.output)?),
-        Command::Worker | Command::WorkerRun => unreachable!("handled in main"),
+        Command::Weights(args) => commands::weights::run(&args.command),
+        Command::Probe(args) => commands::weights::probe(&args),
+        Command::Worker | Command::WorkerRun | Command::ProbeChild => unreachable!("handled in main"),
     }
 }

@@ -112,10 +112,15 @@ impl Job {
     /// Rows of the comparison.
     pub fn row(&self) -> ModelRow {
         let contenders = self.comparison.contenders.iter().map(|contender| {
-            let kind = if contender.baseline { ContenderKind::Single } else { ContenderKind::Plan };
+            let chosen = self.verdict.choice.as_deref() == Some(contender.name.as_str());
+            let kind = match contender.baseline {
+                true => ContenderKind::Single,
+                false if contender.name == PLAN || chosen => ContenderKind::Plan,
+                false => ContenderKind::Literal,
+            };
             let name = match contender.name.as_str() {
                 SEQUENTIAL => "sequential (BIDENT, isolated costs)".to_owned(),
-                PLAN => format!("plan ({})", self.plan.method),
+                PLAN => self.plan.method.clone(),
                 unit => unit.to_owned(),
             };
             let mut row = match (&contender.measured, &contender.failure) {
@@ -125,7 +130,7 @@ impl Job {
             row.predicted_ms = Some(contender.predicted_ms).filter(|&ms| ms > 0.0);
             row.crossings = self.plan_of(contender).map(Plan::crossings);
             row.ratio = if contender.baseline { None } else { self.speed_up(&contender.name) };
-            row.winner = self.verdict.choice.as_deref() == Some(contender.name.as_str());
+            row.winner = chosen;
             row
         });
         ModelRow {

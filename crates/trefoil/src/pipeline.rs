@@ -84,16 +84,13 @@ pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Re
     let line = ProgressLine::new(&settings.name, quiet);
     let stop = context::stop_flag();
     let options = context::profile_options(&settings.model, &settings.measure, settings.show.strict)?;
-    let mut profile = match &settings.profile {
-        Some(path) => {
-            let profile = trefoil_profile::load_profile(path)?;
-            trefoil_profile::check_machine(&profile, &trefoil_units::machine())?;
-            profile
-        }
-        None => {
-            let units = context::resolve_units(&settings.units)?;
-            trefoil_profile::profile(prepared, &units, &options, &mut |progress| line.show(&progress), stop)?
-        }
+    let mut profile = if let Some(path) = &settings.profile {
+        let profile = trefoil_profile::load_profile(path)?;
+        trefoil_profile::check_machine(&profile, &trefoil_units::machine())?;
+        profile
+    } else {
+        let units = context::resolve_units(&settings.units)?;
+        trefoil_profile::profile(prepared, &units, &options, &mut |progress| line.show(&progress), stop)?
     };
     // The fingerprint holds shapes and constants, so another model or other shapes are told here.
     let graph = profile.model(Some(prepared.prepared.fingerprint()))?.clone();
@@ -207,11 +204,10 @@ fn finish(
     quiet: bool,
 ) -> Result<Job, CliError> {
     let Measured { graph, profile, refined, lower_bounds, .. } = measured;
-    for unit in profile.units.iter().filter(|unit| unit.simulated && plan.units_used().contains(&unit.address)) {
-        return Err(CliError::Usage(format!(
-            "{} is simulated: it can be planned for but not run; see `trefoil plan`",
-            unit.address
-        )));
+    let used = plan.units_used();
+    if let Some(unit) = profile.units.iter().find(|unit| unit.simulated && used.contains(&unit.address)) {
+        let message = format!("{} is simulated: it can be planned for but not run; see `trefoil plan`", unit.address);
+        return Err(CliError::Usage(message));
     }
     let sequential = sequential_plan(settings, &profile, &graph, &plan);
     let source = PreparedSource::new(&prepared.prepared, &graph, prepared.segments_dir(graph.granularity));
@@ -239,7 +235,7 @@ fn finish(
         verdict.choice = Some(PLAN.to_owned());
         verdict.uses_plan = true;
         notes.push(format!("planned for energy, so the latency comparison does not decide ({})", verdict.message));
-        verdict.message = "the energy plan is used as asked".to_owned();
+        "the energy plan is used as asked".clone_into(&mut verdict.message);
     }
     let Some(choice) = verdict.choice.clone() else { return Err(CliError::Failed(verdict.message)) };
     let (_, executed, _) = plans
@@ -259,10 +255,8 @@ fn finish(
     }
     let outputs = collect_outputs(prepared, &graph, &mut executor);
     notes.extend(executor.notes().iter().cloned());
-    let verification = match settings.show.verify {
-        true => Some(verify(settings, prepared, &graph, &source, executed, &inputs)?),
-        false => None,
-    };
+    let verification =
+        settings.show.verify.then(|| verify(settings, prepared, &graph, &source, executed, &inputs)).transpose()?;
     Ok(Job {
         name: settings.name.clone(),
         sequential,
@@ -385,16 +379,17 @@ fn compare(
         let segments = ExtractedSegments::of(plan, source)?.0;
         contenders.push(Contender { name: name.clone(), plan: plan.clone(), segments, baseline: *baseline });
     }
-    let sampling = match settings.measure.quick {
-        true => RunSampling { warmup: 5, runs: 40, cap_ms: 600.0 },
-        false => RunSampling { warmup: 20, runs: settings.measure.runs, cap_ms: settings.measure.cap_ms.max(1000.0) },
+    let sampling = if settings.measure.quick {
+        RunSampling { warmup: 5, runs: 40, cap_ms: 600.0 }
+    } else {
+        RunSampling { warmup: 20, runs: settings.measure.runs, cap_ms: settings.measure.cap_ms.max(1000.0) }
     };
     let options = CompareOptions {
         rounds: settings.show.rounds.max(1),
         sampling,
         cache: Some(compiled_cache(settings)),
         spin: ExecutorOptions::default().spin,
-        timeout: Duration::from_secs(600),
+        timeout: Duration::from_mins(10),
         command: WorkerCommand::this_program(["worker-run"])?,
     };
     let line = ProgressLine::new(&settings.name, quiet);

@@ -96,6 +96,8 @@ mod tests {
                         baton.hand_over(side, turn + 1);
                     }
                     if side == 0 {
+                        // The other side's last turn first: an end overtakes turns that nobody saw yet.
+                        assert!(baton.wait_for(0, 100));
                         baton.end(0);
                     } else {
                         assert!(!baton.wait_for(1, 1_000_000));

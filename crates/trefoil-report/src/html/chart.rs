@@ -21,7 +21,7 @@ pub(super) fn contenders(rows: &[ContenderRow], palette: &Palette) -> String {
     let percent = |ms: f64| (ms / largest * 100.0).clamp(0.0, 100.0);
     let mut html = String::from("<div class=\"bars\">");
     for row in rows {
-        let color = if row.kind == ContenderKind::Plan { super::PLAN_COLOR } else { palette.index(&row.name) };
+        let color = if row.kind == ContenderKind::Single { palette.index(&row.name) } else { super::PLAN_COLOR };
         let name = if row.kind == ContenderKind::Plan { format!("plan: {}", row.name) } else { row.name.clone() };
         let tip = tooltip(row, &name);
         let winner = if row.winner { " winner" } else { "" };

@@ -58,12 +58,13 @@ impl RtenCompiled {
         // Nodes are looked up among the model's ports only: rten keeps operators and values in one name table, so a
         // look-up by name could find an operator.
         let find = |ids: &[NodeId], info: &TensorInfo| -> Result<NodeId, UnitError> {
-            let named = |id: &NodeId| loaded.node_info(*id).and_then(|node| node.name().map(str::to_owned));
-            let node =
-                ids.iter().copied().find(|id| named(id).as_deref() == Some(info.name.as_str())).ok_or_else(|| {
-                    let have: Vec<_> = ids.iter().filter_map(named).collect();
+            let port_name = |id: &NodeId| loaded.node_info(*id).and_then(|node| node.name().map(str::to_owned));
+            let node = ids.iter().copied().find(|id| port_name(id).as_deref() == Some(info.name.as_str())).ok_or_else(
+                || {
+                    let have: Vec<_> = ids.iter().filter_map(port_name).collect();
                     names.port_error(&info.name, format!("the file has no such port; it has {}", have.join(", ")))
-                })?;
+                },
+            )?;
             Ok(node)
         };
         let mut inputs = Vec::with_capacity(model.inputs.len());

@@ -274,7 +274,7 @@ impl Survey {
     fn tensor(&mut self, bytes: &[u8]) -> Result<(), String> {
         let external = External::of(bytes)?;
         self.value(external.name.as_bytes());
-        self.rewrite_external |= external.is_external && external.needs_rewrite();
+        self.rewrite_external |= external.outside && external.needs_rewrite();
         Ok(())
     }
 }
@@ -283,7 +283,7 @@ impl Survey {
 #[derive(Default)]
 struct External {
     name: String,
-    is_external: bool,
+    outside: bool,
     location: Option<String>,
     offset: Option<u64>,
     length: Option<u64>,
@@ -310,9 +310,9 @@ impl External {
                 }
                 (field::TENSOR_DATA_TYPE, Payload::Varint(code)) => external.data_type = code as i32,
                 (field::TENSOR_NAME, Payload::Bytes(name)) => {
-                    external.name = String::from_utf8_lossy(name).into_owned()
+                    external.name = String::from_utf8_lossy(name).into_owned();
                 }
-                (field::TENSOR_LOCATION, Payload::Varint(location)) => external.is_external = location == EXTERNAL,
+                (field::TENSOR_LOCATION, Payload::Varint(location)) => external.outside = location == EXTERNAL,
                 (field::TENSOR_EXTERNAL, Payload::Bytes(entry)) => external.entry(entry)?,
                 _ => {}
             }
@@ -401,7 +401,7 @@ impl Rewrite {
     /// A tensor with its external entries replaced; `None` when its data is inside.
     fn tensor(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
         let external = External::of(bytes)?;
-        if !external.is_external {
+        if !external.outside {
             return Ok(None);
         }
         let location = external

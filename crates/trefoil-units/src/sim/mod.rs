@@ -9,6 +9,8 @@ mod cost;
 mod description;
 mod profile;
 #[cfg(test)]
+// Published numbers are compared with their copies, not with results of arithmetic.
+#[allow(clippy::float_cmp)]
 mod tests;
 
 pub use cost::{OperatorTime, Workload};

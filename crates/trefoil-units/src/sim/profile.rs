@@ -50,7 +50,7 @@ pub fn profile_entries(
     }
     for (from, from_device) in &devices {
         for (to, to_device) in devices.iter().filter(|(to, _)| to != from) {
-            recorder.pair([from.clone(), to.clone()], from_device, to_device, &mut entries);
+            recorder.pair(&[from.clone(), to.clone()], from_device, to_device, &mut entries);
         }
     }
     Ok(entries)
@@ -129,25 +129,22 @@ impl Recorder<'_> {
         for operator in &graph.operators {
             let result = known.entry(&operator.signature.0).or_insert_with(|| {
                 let work = Workload::of(graph, operator);
-                let (outcome, result) = match device.operator_time(&work) {
-                    Some(time) => {
-                        let handed = |from: &str, to: &str, bytes: u64| {
-                            let ms = self.soc.transfer_ms(from, to, bytes)?;
-                            device.kind.is_accelerator().then(|| Samples::exactly(ms))
-                        };
-                        let timing = Timing {
-                            total: Some(Samples::exactly(time.total_ms())),
-                            h2d: handed(host, &device.name, work.input_bytes),
-                            dispatch: Some(Samples::exactly(time.dispatch_ms)),
-                            exec: Some(Samples::exactly(time.exec_ms)),
-                            d2h: handed(&device.name, host, work.output_bytes),
-                        };
-                        (Outcome::Ok { timing, error_to_peak: None, nodes: Vec::new() }, Ok(time.total_ms()))
-                    }
-                    None => {
-                        let reason = device.refusal(&work).unwrap_or_else(|| "no rate applies".to_owned());
-                        (Outcome::Failed { stage: "compile".to_owned(), reason: reason.clone() }, Err(reason))
-                    }
+                let (outcome, result) = if let Some(time) = device.operator_time(&work) {
+                    let handed = |from: &str, to: &str, bytes: u64| {
+                        let ms = self.soc.transfer_ms(from, to, bytes)?;
+                        device.kind.is_accelerator().then(|| Samples::exactly(ms))
+                    };
+                    let timing = Timing {
+                        total: Some(Samples::exactly(time.total_ms())),
+                        h2d: handed(host, &device.name, work.input_bytes),
+                        dispatch: Some(Samples::exactly(time.dispatch_ms)),
+                        exec: Some(Samples::exactly(time.exec_ms)),
+                        d2h: handed(&device.name, host, work.output_bytes),
+                    };
+                    (Outcome::Ok { timing, error_to_peak: None, nodes: Vec::new() }, Ok(time.total_ms()))
+                } else {
+                    let reason = device.refusal(&work).unwrap_or_else(|| "no rate applies".to_owned());
+                    (Outcome::Failed { stage: "compile".to_owned(), reason: reason.clone() }, Err(reason))
                 };
                 let subject = Subject::Operator { signature: operator.signature.clone() };
                 entries.push(self.entry(subject, std::slice::from_ref(unit), outcome));
@@ -171,19 +168,19 @@ impl Recorder<'_> {
     }
 
     /// Transfers and slowdown factors of one ordered pair.
-    fn pair(&self, units: [UnitAddress; 2], first: &Device, second: &Device, entries: &mut Vec<Measurement>) {
+    fn pair(&self, units: &[UnitAddress; 2], first: &Device, second: &Device, entries: &mut Vec<Measurement>) {
         for bytes in TRANSFER_BYTES {
             if let Some(ms) = self.soc.transfer_ms(&first.name, &second.name, bytes) {
                 let timing = Timing { total: Some(Samples::exactly(ms)), ..Timing::default() };
                 let outcome = Outcome::Ok { timing, error_to_peak: None, nodes: Vec::new() };
-                entries.push(self.entry(Subject::Transfer { bytes }, &units, outcome));
+                entries.push(self.entry(Subject::Transfer { bytes }, units, outcome));
             }
         }
         let factor = self.soc.slowdown(&first.name, &second.name);
         for class in [OperatorClass::Compute, OperatorClass::Memory] {
             for interference in [OperatorClass::Compute, OperatorClass::Memory] {
                 let outcome = Outcome::Value { value: Samples::exactly(factor) };
-                entries.push(self.entry(Subject::Slowdown { class, interference }, &units, outcome));
+                entries.push(self.entry(Subject::Slowdown { class, interference }, units, outcome));
             }
         }
     }

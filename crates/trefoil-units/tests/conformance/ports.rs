@@ -23,8 +23,8 @@ pub fn changed_inputs_are_seen(subject: &Subject) -> Verdict {
             input.contents_mut().fill(0);
         }
         let (second, _) = bench.run()?;
-        let want = if name == "bool_logic" { 1.0 } else { 0.0 };
-        ensure(second[0].to_f64().iter().all(|&value| value == want), || {
+        let ones = name == "bool_logic";
+        ensure(second[0].to_f64().iter().all(|&value| (value != 0.0) == ones), || {
             format!("{name}: the changed input was not seen: {:?}", second[0].to_f64())
         })?;
         for (input, tensor) in bench.inputs.iter_mut().zip(&case.inputs) {
@@ -163,8 +163,8 @@ pub fn unknown_names_are_refused(subject: &Subject) -> Verdict {
     refuses_all(
         subject,
         &[
-            ("an unknown input", |model| model.inputs[0].name = "nobody".to_owned()),
-            ("an unknown output", |model| model.outputs[0].name = "nobody".to_owned()),
+            ("an unknown input", |model| model.inputs[0].name.push_str("_nobody")),
+            ("an unknown output", |model| model.outputs[0].name.push_str("_nobody")),
         ],
     )
 }
@@ -269,7 +269,7 @@ pub fn large_integers_are_right_or_refused(subject: &Subject) -> Verdict {
     match bench.run() {
         Ok((outputs, _)) => compare(subject, &case, &outputs)?,
         Err(reason) => {
-            ensure(reason.contains("3000000000"), || format!("the error does not name the value: {reason}"))?
+            ensure(reason.contains("3000000000"), || format!("the error does not name the value: {reason}"))?;
         }
     }
     Ok(None)

@@ -21,25 +21,20 @@ pub fn run(args: &ExplainArgs) -> Result<(), CliError> {
         objective: args.planning.objective.into(),
         pins: args.planning.pins.clone(),
     };
-    let plan = match &args.plan {
-        Some(path) => {
-            let plan = load_plan(path)?;
-            plan.check(&[graph])?;
-            plan
-        }
-        None => trefoil_plan::plan(&args.planning.method, &request)?,
+    let plan = if let Some(path) = &args.plan {
+        let plan = load_plan(path)?;
+        plan.check(&[graph])?;
+        plan
+    } else {
+        trefoil_plan::plan(&args.planning.method, &request)?
     };
-    let explanations: Vec<Explanation> = match &args.operator {
-        Some(wanted) => {
-            find(graph, wanted)?.into_iter().map(|id| explain(&request, &plan, id)).collect::<Result<_, _>>()?
-        }
-        None => {
-            let mut all = graph.ids().map(|id| explain(&request, &plan, id)).collect::<Result<Vec<_>, _>>()?;
-            all.sort_by(|a, b| stake(b).total_cmp(&stake(a)));
-            all.truncate(MOST);
-            all
-        }
-    };
+    let wanted = args.operator.as_ref().map_or_else(|| Ok(graph.ids().collect()), |wanted| find(graph, wanted))?;
+    let explained = wanted.into_iter().map(|id| explain(&request, &plan, id));
+    let mut explanations: Vec<Explanation> = explained.collect::<Result<_, _>>()?;
+    if args.operator.is_none() {
+        explanations.sort_by(|a, b| stake(b).total_cmp(&stake(a)));
+        explanations.truncate(MOST);
+    }
     if args.json {
         return print_json(&explanations);
     }

@@ -161,7 +161,7 @@ fn parse(text: &str, args: &SurveyArgs) -> Result<Entry, CliError> {
             "name" => name = Some(value.to_owned()),
             "path" => path = Some(PathBuf::from(value)),
             "input" if std::path::Path::new(value).extension().is_some() || value == "random" => {
-                input = Some(value.to_owned())
+                input = Some(value.to_owned());
             }
             "output" => output = Some(PathBuf::from(value)),
             "expect" => expect = Some(PathBuf::from(value)),
