@@ -67,7 +67,7 @@ fn profile_plan_run_on_the_embedded_unit() {
 }
 
 #[test]
-fn a_plan_from_a_file_is_run_as_it_is() {
+fn a_hand_made_split_is_planned_compared_and_verified() {
     let space = Workspace::with_model();
     space.run([
         "profile",

@@ -57,19 +57,20 @@ impl RtenCompiled {
         let loaded = load_model(&model.path, options.reference).map_err(|reason| names.compile_error(&reason))?;
         // Nodes are looked up among the model's ports only: rten keeps operators and values in one name table, so a
         // look-up by name could find an operator.
-        let find = |ids: &[NodeId], info: &TensorInfo| -> Result<NodeId, UnitError> {
+        // An output that rten's optimiser computed in advance is a constant without a name, known by its place alone.
+        let find = |ids: &[NodeId], place: usize, info: &TensorInfo| -> Result<NodeId, UnitError> {
             let port_name = |id: &NodeId| loaded.node_info(*id).and_then(|node| node.name().map(str::to_owned));
-            let node = ids.iter().copied().find(|id| port_name(id).as_deref() == Some(info.name.as_str())).ok_or_else(
-                || {
-                    let have: Vec<_> = ids.iter().filter_map(port_name).collect();
-                    names.port_error(&info.name, format!("the file has no such port; it has {}", have.join(", ")))
-                },
-            )?;
+            let named = ids.iter().copied().find(|id| port_name(id).as_deref() == Some(info.name.as_str()));
+            let unnamed = || ids.get(place).copied().filter(|id| port_name(id).is_none());
+            let node = named.or_else(unnamed).ok_or_else(|| {
+                let have: Vec<_> = ids.iter().filter_map(port_name).collect();
+                names.port_error(&info.name, format!("the file has no such port; it has {}", have.join(", ")))
+            })?;
             Ok(node)
         };
         let mut inputs = Vec::with_capacity(model.inputs.len());
-        for info in &model.inputs {
-            let node = find(loaded.input_ids(), info)?;
+        for (place, info) in model.inputs.iter().enumerate() {
+            let node = find(loaded.input_ids(), place, info)?;
             check_declaration(&loaded, node, info).map_err(|reason| names.port_error(&info.name, reason))?;
             inputs.push(Input {
                 node,
@@ -87,8 +88,8 @@ impl RtenCompiled {
         }
         let mut output_nodes: Vec<NodeId> = Vec::new();
         let mut outputs = Vec::with_capacity(model.outputs.len());
-        for info in &model.outputs {
-            let node = find(loaded.output_ids(), info)?;
+        for (place, info) in model.outputs.iter().enumerate() {
+            let node = find(loaded.output_ids(), place, info)?;
             let position = output_nodes.iter().position(|known| *known == node).unwrap_or_else(|| {
                 output_nodes.push(node);
                 output_nodes.len() - 1

@@ -80,12 +80,6 @@ pub const DEVIATIONS: &[Deviation] = &[
     deviation("openvino", "onnx/dft_rfft_opset19", "one-sided DFT has a rank too many", "it has f32 [1, 6, 10, 1, 2]"),
     deviation("openvino", "onnx/dft_irfft", "inverse one-sided DFT has a rank too few", "it has f32 [1, 10, 10]"),
     deviation("openvino", "onnx/causal_conv_with_state_basic", "has no CausalConvWithState", "CausalConvWithState"),
-    deviation(
-        "openvino",
-        "ports/unknown names are refused",
-        "drops some names, so a port is found by position instead",
-        "was accepted",
-    ),
     // ONNX Runtime 1.32.0
     deviation("ort", "onnx/quantizelinear_axis", "has no QuantizeLinear of opset 28", "QuantizeLinear(28)"),
     deviation("ort", "onnx/dequantizelinear_axis", "has no DequantizeLinear of opset 28", "DequantizeLinear(28)"),
