@@ -284,28 +284,23 @@ impl<'a> Tracer<'a> {
             let writer = StoreWriter::create(&self.fresh_path())?;
             return Ok(Ok(writer.finish()?));
         }
-        let shapes = match self.run(probe.shapes_model()?, unit, store, false)? {
+        let shapes = match self.run(probe.shapes_model()?, unit, store)? {
             Ok(store) => store,
             Err(failure) => return Ok(Err(failure)),
         };
         let Some(shapes) = shapes.load(PROBE_OUTPUT) else {
             return Ok(Err(Failure::new("run", "the backend told no shapes")));
         };
-        self.run(probe.values_model(&shapes)?, unit, store, true)
+        self.run(probe.values_model(&shapes)?, unit, store)
     }
 
-    fn run(
-        &mut self,
-        model: SubModel,
-        unit: &Unit,
-        store: &Path,
-        reference: bool,
-    ) -> Result<Result<TraceStore, Failure>, ProfileError> {
+    fn run(&mut self, model: SubModel, unit: &Unit, store: &Path) -> Result<Result<TraceStore, Failure>, ProfileError> {
         let into = self.fresh_path();
         let item = Item {
             model,
             unit: unit.clone(),
-            options: CompileOptions { reference, ..CompileOptions::default() },
+            // Optimisers fold what depends on static shapes, and some then lose the folded output's name.
+            options: CompileOptions { reference: true, ..CompileOptions::default() },
             stores: vec![store.to_owned()],
             compare: None,
             keep: None,

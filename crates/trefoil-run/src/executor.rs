@@ -100,7 +100,7 @@ impl PortBuffer {
 ///
 /// A **single-lane** plan runs on its lane's thread too, not on the caller's: a compiled segment must run on the thread
 /// that compiled it, with the unit's cores and floating-point mode. Putting both on and off the caller for every
-/// inference costs as much as waking the lane and being woken by it (9 µs each, `benches/overhead.rs`), and would
+/// inference (6 to 7 µs) saves little over waking the lane and being woken by it (8 to 9 µs, `benches/overhead.rs`), and would
 /// meddle with a thread that is not Trefoil's.
 ///
 /// **Core sets.** A lane whose units have different core sets changes its thread's affinity between them, because a

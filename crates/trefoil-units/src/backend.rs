@@ -34,7 +34,8 @@ pub enum Availability {
 /// An ONNX file to compile, with the ports the caller expects. All shapes are static.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubModel {
-    /// The `.onnx` file. External data lies beside it.
+    /// The `.onnx` file. External data lies beside it. Neither may change while a compiled sub-model lives: backends map
+    /// weights instead of reading them.
     pub path: PathBuf,
     /// Graph inputs, in graph order.
     pub inputs: Vec<TensorInfo>,

@@ -86,7 +86,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "FILE|random", default_value = "random")]
     pub input: String,
     /// Folder for prepared models, measurements and compiled segments
-    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE")]
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
     pub cache: Option<PathBuf>,
 }
 
@@ -377,7 +377,7 @@ pub struct SurveyArgs {
     #[arg(long, value_enum, default_value_t = GranularityArg::Fused)]
     pub granularity: GranularityArg,
     /// Folder for prepared models, measurements and compiled segments
-    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE")]
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
     pub cache: Option<PathBuf>,
     /// How to measure
     #[command(flatten)]
@@ -418,7 +418,7 @@ pub struct BenchOperatorsArgs {
     #[command(flatten)]
     pub measure: MeasureArgs,
     /// Folder for caches
-    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE")]
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
     pub cache: Option<PathBuf>,
     /// Largest N of the MatMul sweep
     #[arg(long, default_value_t = 2048)]
