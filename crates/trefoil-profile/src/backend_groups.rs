@@ -2,7 +2,7 @@
 //!
 //! Backends name their kernels after nodes of the model: the node itself, one of the fused nodes, or such a name with
 //! something added (`fused conv1`, `matmul/MatMulAddFusion`). So names are matched exactly first, against node names and
-//! the values nodes write, then without a leading `fused `, then by the longest model name that the kernel's name
+//! the values nodes write, then without a known beginning (`fused `, `InsertedCast_`), then by the longest model name that the kernel's name
 //! continues. Nodes that no kernel is named after were fused away: such a node belongs to the kernel that makes its first
 //! input if nobody else reads that input (an epilogue: Conv ← Relu), else to the kernel of its readers if they share one
 //! (a prologue: Transpose → MatMul). What remains is its own. This is a reading of names, not a report of the backend:
@@ -61,7 +61,8 @@ impl<'a> NodeNames<'a> {
 
     /// The node that a backend's kernel is named after.
     fn find(&self, kernel: &str) -> Option<usize> {
-        let bare = kernel.strip_prefix("fused ").unwrap_or(kernel).trim();
+        let decorated = ["fused ", "InsertedPrecisionFreeCast_", "InsertedCast_"];
+        let bare = decorated.iter().find_map(|prefix| kernel.strip_prefix(prefix)).unwrap_or(kernel).trim();
         if let Some(&node) = self.by_name.get(kernel).or_else(|| self.by_name.get(bare)) {
             return Some(node);
         }

@@ -173,7 +173,7 @@ fn operator(
         };
         let item = session.item(&extracted, unit, leniency_for(graph, &set, unit), false);
         let limit = session.options.timeout;
-        Ok(outcome_of(session.time_item(&item, session.options.sampling(), limit)?))
+        Ok(outcome_of(session.time_checked(&extracted, &item, limit)?))
     })?;
     strict(session, &outcome, &label)
 }
@@ -206,7 +206,7 @@ fn whole_model(
         };
         let item = session.item(&extracted, unit, leniency_for(graph, &all, unit), true);
         let limit = session.options.timeout * 5;
-        let mut outcome = outcome_of(session.time_item(&item, session.options.sampling(), limit)?);
+        let mut outcome = outcome_of(session.time_checked(&extracted, &item, limit)?);
         if let Outcome::Ok { nodes, .. } = &mut outcome
             && session.options.node_times
         {
@@ -315,6 +315,13 @@ fn noise_notes(session: &mut Session<'_>, profile: &Profile, spins: [Option<Samp
         if drift.abs() > NOISY_SPIN {
             session.note(format!("the host's speed changed by {:+.0} % while profiling", -drift * 100.0));
         }
+    }
+    if session.second_opinions > 0 {
+        session.note(format!(
+            "{} results differ from the traced run but agree with the reference unit running the same operators alone, \
+             which rounds between nodes as their types say",
+            session.second_opinions
+        ));
     }
     if session.repeated > 0 {
         session.note(format!(

@@ -122,7 +122,7 @@ fn measure_segment(
     };
     let item = session.item(&extracted, unit, leniency_for(graph, set, unit), true);
     let limit = session.options.timeout * 5;
-    Ok(outcome_of(session.time_item(&item, session.options.sampling(), limit)?))
+    Ok(outcome_of(session.time_checked(&extracted, &item, limit)?))
 }
 
 /// Plans, measures what the plan only predicts, and plans again, until the plan is all measured, `budget` is used up, or

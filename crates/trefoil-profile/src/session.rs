@@ -35,6 +35,8 @@ pub(crate) struct Session<'a> {
     pub(crate) noisy: usize,
     /// Noisy measurements that were taken again.
     pub(crate) repeated: usize,
+    /// Results that differ from the trace and agree with the reference unit on the same operators alone.
+    pub(crate) second_opinions: usize,
     journal: Journal,
     slots: BTreeMap<String, WorkerSlot>,
     numbers: HashMap<(String, Vec<UnitAddress>), u32>,
@@ -62,6 +64,7 @@ impl<'a> Session<'a> {
             notes: Vec::new(),
             noisy: 0,
             repeated: 0,
+            second_opinions: 0,
             journal: Journal::open(&cache::journal_path(&options.cache_dir))?,
             slots: BTreeMap::new(),
             numbers,
@@ -198,7 +201,7 @@ impl<'a> Session<'a> {
             Ok(result) => result,
             Err(failure) => return Ok(Err(failure)),
         };
-        if is_noisy(&best) && best.deviation.as_ref().is_none_or(|deviation| deviation.wrong.is_none()) {
+        if is_noisy(&best) && !is_wrong(&best) {
             self.repeated += 1;
             if let Ok(again) = single(self.call(&slot, &job, limit)?)
                 && spread(&again) < spread(&best)
@@ -208,6 +211,62 @@ impl<'a> Session<'a> {
             self.noisy += usize::from(is_noisy(&best));
         }
         Ok(Ok(best))
+    }
+
+    /// Measures an extracted set of operators on a unit. A result that differs from the trace gets a second opinion.
+    ///
+    /// The traced run may keep more precision between nodes than their types say (ONNX Runtime leaves out casts between
+    /// f16 nodes), and a sine of a large argument then comes out differently from its traced, rounded input. So what
+    /// differs is compared once more, with the reference unit running just these operators on their traced inputs.
+    /// Wrong is what differs from both.
+    pub(crate) fn time_checked(
+        &mut self,
+        extracted: &Extracted,
+        item: &Item,
+        limit: Duration,
+    ) -> Result<Result<ItemResult, Failure>, ProfileError> {
+        let sampling = self.options.sampling();
+        let first = self.time_item(item, sampling, limit)?;
+        if !first.as_ref().is_ok_and(is_wrong) {
+            return Ok(first);
+        }
+        for address in self.model.reference.units.keys() {
+            let Some(store) = self.opinion(extracted, address, limit)? else { continue };
+            let mut item = item.clone();
+            item.stores.insert(0, store);
+            let again = self.time_item(&item, sampling, limit)?;
+            if again.as_ref().is_ok_and(|result| !is_wrong(result)) {
+                self.second_opinions += 1;
+                return Ok(again);
+            }
+        }
+        Ok(first)
+    }
+
+    /// What a reference unit computes for just this sub-model, as a tensor store; `None` if it does not run there.
+    fn opinion(
+        &mut self,
+        extracted: &Extracted,
+        address: &str,
+        limit: Duration,
+    ) -> Result<Option<PathBuf>, ProfileError> {
+        let Ok(unit) = address
+            .parse()
+            .map_err(ProfileError::from)
+            .and_then(|address| trefoil_units::resolve(&address).map_err(ProfileError::from))
+        else {
+            return Ok(None);
+        };
+        // Sub-models are named by what is in them, so the store's name tells what it answers.
+        let into = extracted.path.with_extension(format!("{}.tensors", address.replace([':', '/'], "-")));
+        if crate::TraceStore::open(&into).is_ok() {
+            return Ok(Some(into));
+        }
+        let mut item = self.item(extracted, &unit, None, false);
+        item.options.reference = true;
+        let job = Job::Evaluate { item, into: into.clone() };
+        let answer = self.call(&format!("{address} as reference"), &job, limit)?;
+        Ok(matches!(answer, Ok(Answer::Evaluated)).then_some(into))
     }
 
     /// An item for a sub-model on a unit, with the trace as inputs and reference.
@@ -254,6 +313,10 @@ fn single(answer: Result<Answer, Failure>) -> Result<ItemResult, Failure> {
 /// An answer of another kind than asked for: a bug, told as a finding.
 pub(crate) fn unexpected() -> Failure {
     Failure::new("run", "the worker answered something else than it was asked")
+}
+
+fn is_wrong(result: &ItemResult) -> bool {
+    result.deviation.as_ref().is_some_and(|deviation| deviation.wrong.is_some())
 }
 
 fn spread(result: &ItemResult) -> f64 {

@@ -146,6 +146,32 @@ fn every_operator_has_a_record_and_a_table_can_be_made() {
 }
 
 #[test]
+fn what_differs_from_the_trace_gets_a_second_opinion() {
+    let bench = Bench::new(&sample_model());
+    let model = bench.prepare();
+    // As if the traced run had computed this value from something else than the traced input.
+    let address = model.trace.bytes("gate_act").unwrap().as_ptr() as usize;
+    let start = model.trace.names().map(|name| model.trace.bytes(name).unwrap().as_ptr() as usize).min().unwrap();
+    let data = model.directory().join("trace/data.bin");
+    let mut bytes = std::fs::read(&data).unwrap();
+    bytes[address - start..][..4].copy_from_slice(&0.001f32.to_le_bytes());
+    drop(model);
+    std::fs::write(&data, bytes).unwrap();
+    let model = bench.prepare();
+    assert!((model.trace.load("gate_act").unwrap().to_f64()[0] - 0.001).abs() < 1e-6);
+    let mut options = bench.options();
+    options.granularity = trefoil_core::Granularity::Node;
+    let profile = profile(&model, &[rten()], &options, &mut |_| {}, &never()).unwrap();
+    assert!(profile.notes.iter().any(|note| note.starts_with("1 results differ")), "{:?}", profile.notes);
+    let graph = profile.model(None).unwrap();
+    CostTable::from_profile(&profile, graph, &[]).expect("no operator is wrong");
+    assert!(graph.operators.iter().all(|operator| {
+        let subject = Subject::Operator { signature: operator.signature.clone() };
+        profile.index().newest(&subject, &[rten().address]).unwrap().total().is_some()
+    }));
+}
+
+#[test]
 fn an_interrupted_profile_resumes_from_the_journal() {
     let bench = Bench::new(&sample_model());
     let model = bench.prepare();
