@@ -1,14 +1,15 @@
 //! Profiles a model on every available CPU backend, one core each, and prints what was found.
 //!
-//! `cargo run --release -p trefoil-profile --example profile_model -- MODEL.onnx [UNIT…] [--full] [--fresh] [-o P.json]`
+//! `cargo run --release -p trefoil-profile --example profile_model -- MODEL.onnx [UNIT…] [--full] [--fresh] [--corun] [--refine SECONDS] [-o P.json]`
 //!
 //! The worker is `trefoil-worker` beside this program unless `TREFOIL_WORKER` names another.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
-use trefoil_core::{Granularity, Outcome, Subject, UnitAddress};
-use trefoil_profile::{Launcher, PrepareOptions, ProfileOptions, prepare_model, profile, save_profile};
+use trefoil_core::{Granularity, Outcome, Profile, Subject, UnitAddress};
+use trefoil_plan::PlanRequest;
+use trefoil_profile::{Launcher, PrepareOptions, PreparedModel, ProfileOptions, prepare_model, profile, save_profile};
 
 fn main() -> ExitCode {
     match run() {
@@ -31,12 +32,14 @@ fn launcher() -> Result<Launcher, Box<dyn std::error::Error>> {
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let (mut model, mut addresses, mut full, mut fresh, mut output) = (None, Vec::new(), false, false, None);
-    let mut granularity = Granularity::Fused;
+    let (mut granularity, mut corun, mut refine) = (Granularity::Fused, false, None);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--full" => full = true,
             "--fresh" => fresh = true,
+            "--corun" => corun = true,
+            "--refine" => refine = arguments.next().map(|text| text.parse::<f64>()).transpose()?,
             "--node" => granularity = Granularity::Node,
             "--backend" => granularity = Granularity::Backend,
             "-o" => output = arguments.next().map(PathBuf::from),
@@ -67,9 +70,12 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     let options = if full { ProfileOptions::new(launcher, cache) } else { ProfileOptions::quick(launcher, cache) };
-    let options = ProfileOptions { granularity, fresh, ..options };
+    let options = ProfileOptions { granularity, fresh, corun, ..options };
     let began = std::time::Instant::now();
-    let profile = profile(&prepared, &units, &options, &mut |_| {}, &stop)?;
+    let mut profile = profile(&prepared, &units, &options, &mut |_| {}, &stop)?;
+    if let Some(seconds) = refine {
+        refine_plan(&prepared, &mut profile, &options, seconds)?;
+    }
     let graph = profile.model(None)?;
     println!(
         "{}: {} operators, {} distinct, {} records in {:.1} s",
@@ -133,6 +139,43 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     }
     if let Some(path) = output {
         save_profile(&profile, &path)?;
+    }
+    Ok(())
+}
+
+fn refine_plan(
+    prepared: &PreparedModel,
+    profile: &mut Profile,
+    options: &ProfileOptions,
+    seconds: f64,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let graph = profile.model(None)?.clone();
+    let budget = std::time::Duration::from_secs_f64(seconds);
+    let mut propose = |profile: &Profile| trefoil_plan::plan("interval", &PlanRequest::new(profile, &graph));
+    let stop = AtomicBool::new(false);
+    let refinement =
+        trefoil_profile::refine(prepared, &graph, profile, options, budget, &mut propose, &mut |_| {}, &stop)?;
+    println!(
+        "refined: finished {}, {} rounds, {} segments measured, lower bounds {}, claimed {:.4} ms in {} segments",
+        refinement.finished,
+        refinement.rounds.len(),
+        refinement.measured,
+        refinement.estimates_were_lower_bounds,
+        refinement.plan.claimed,
+        refinement.plan.segments.len()
+    );
+    for (number, round) in refinement.rounds.iter().enumerate() {
+        println!("  round {number}: claimed {:.4} in {} segments", round.claimed, round.segments);
+        for audit in &round.measured {
+            let failure = audit.failure.as_deref().unwrap_or("");
+            println!(
+                "    {} operators on {}: predicted {:.4}, measured {:.4?} {failure}",
+                audit.operators, audit.unit, audit.predicted_ms, audit.measured_ms
+            );
+        }
+    }
+    for segment in &refinement.plan.segments {
+        println!("  {} operators on {}: {:.4} ms", segment.operators.len(), segment.unit, segment.cost.ms);
     }
     Ok(())
 }

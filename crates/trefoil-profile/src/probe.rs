@@ -8,6 +8,7 @@
 use crate::ProfileError;
 use crate::typing::infer_types;
 use prost::Message;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use trefoil_core::{DataType, HostTensor, TensorInfo};
 use trefoil_onnx::Model;
@@ -31,12 +32,24 @@ pub struct Probe {
     values: Vec<(String, DataType)>,
     /// Values of types that Trefoil cannot hold.
     opaque: Vec<String>,
+    /// Shapes that the model itself declares for some of its values.
+    declared: HashMap<String, Vec<u64>>,
+}
+
+/// Static shapes that a model declares for its values, as far as it does.
+pub fn declared_shapes(traced: &Model) -> HashMap<String, Vec<u64>> {
+    traced.outputs().iter().filter_map(|port| Some((port.name.clone(), port.info()?.shape))).collect()
 }
 
 impl Probe {
     /// For a model all of whose outputs are to be traced ([`Model::traced`], [`Model::single_node`]). Writes its weights
     /// into `folder`.
-    pub fn new(traced: &Model, inputs: Vec<TensorInfo>, folder: &Path) -> Result<Self, ProfileError> {
+    pub fn new(
+        traced: &Model,
+        inputs: Vec<TensorInfo>,
+        declared: HashMap<String, Vec<u64>>,
+        folder: &Path,
+    ) -> Result<Self, ProfileError> {
         let path = folder.join("traced.onnx");
         traced.save(&path)?;
         let bytes = std::fs::read(&path).map_err(ProfileError::io("read", &path))?;
@@ -62,7 +75,7 @@ impl Probe {
                 dtype => values.push((name, dtype)),
             }
         }
-        Ok(Self { proto, folder: folder.to_owned(), inputs, values, opaque })
+        Ok(Self { proto, folder: folder.to_owned(), inputs, values, opaque, declared })
     }
 
     /// Values of types that Trefoil cannot hold; they are not traced.
@@ -137,19 +150,29 @@ impl Probe {
         self.write("shapes.onnx", &proto, vec![output])
     }
 
+    /// The first value whose shape is another one than the model declares: the backend that ran computes it wrongly (or
+    /// the declaration is wrong, which is rarer).
+    pub fn contradiction(&self, shapes: &HostTensor) -> Option<String> {
+        self.found(shapes).into_iter().find_map(|info| {
+            let declared = self.declared.get(&info.name)?;
+            (*declared != info.shape)
+                .then(|| format!("it makes {info} of a value that the model declares as {declared:?}"))
+        })
+    }
+
+    fn found(&self, shapes: &HostTensor) -> Vec<TensorInfo> {
+        let extents: Vec<i64> =
+            shapes.bytes().as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+        let shape = |extents: &[i64]| -> Vec<u64> {
+            extents.iter().take_while(|&&extent| extent >= 0).map(|&extent| extent as u64).collect()
+        };
+        let pairs = self.values.iter().zip(extents.chunks(RANK));
+        pairs.map(|((name, dtype), extents)| TensorInfo::new(name.clone(), *dtype, shape(extents))).collect()
+    }
+
     /// The second run: all values as outputs, in the shapes that the first run told.
     pub fn values_model(&self, shapes: &HostTensor) -> Result<SubModel, ProfileError> {
-        let extents: Vec<i64> = shapes
-            .bytes()
-            .chunks_exact(8)
-            .map(|chunk| i64::from_le_bytes(chunk.try_into().expect("8 bytes")))
-            .collect();
-        let mut outputs = Vec::new();
-        for ((name, dtype), extents) in self.values.iter().zip(extents.chunks(RANK)) {
-            let shape: Vec<u64> =
-                extents.iter().take_while(|&&extent| extent >= 0).map(|&extent| extent as u64).collect();
-            outputs.push(TensorInfo::new(name.clone(), *dtype, shape));
-        }
+        let outputs = self.found(shapes);
         let mut proto = self.proto.clone();
         proto.graph.get_or_insert_default().output = outputs.iter().map(declaration).collect();
         self.write("values.onnx", &proto, outputs)

@@ -3,7 +3,7 @@
 use crate::power::PowerMeter;
 use crate::prepare::PreparedModel;
 use crate::protocol::{Answer, Failure, Job};
-use crate::session::{Session, is_random, leniency_for, outcome_of, unexpected};
+use crate::session::{Session, grouping_key, is_random, leniency_for, outcome_of, unexpected};
 use crate::{ProfileError, ProfileOptions, Progress, backend_groups, pairs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicBool;
@@ -197,7 +197,7 @@ fn whole_model(
     let subject = Subject::WholeModel { model: graph.fingerprint.clone() };
     let label = format!("the whole model on {}", unit.address);
     // Node times name operators of this granularity.
-    let class = format!("{} {} nodes {}", session.options.class(), graph.granularity, session.options.node_times);
+    let class = format!("{} {} nodes {}", session.options.class(), grouping_key(graph), session.options.node_times);
     let all: BTreeSet<_> = graph.ids().collect();
     let outcome = session.record(profile, &subject, &[unit], &class, &label, |session| {
         let extracted = match session.model.whole() {
@@ -246,10 +246,10 @@ pub(crate) fn raw_node_times(session: &mut Session<'_>, unit: &Unit) -> Result<V
     let extracted = session.model.whole()?;
     let mut item = session.item(&extracted, unit, None, false);
     item.options.profiling = true;
-    let runs = if session.options.quick { 40 } else { 200 };
+    let (runs, cap_ms) = if session.options.quick { (40, 300.0) } else { (200, 3000.0) };
     let slot = format!("{} profiling", unit.address);
     let limit = session.options.timeout * 5;
-    let answer = session.call(&slot, &Job::NodeTimes { item, runs }, limit)?;
+    let answer = session.call(&slot, &Job::NodeTimes { item, runs, cap_ms }, limit)?;
     session.retire(&slot);
     match answer {
         Ok(Answer::Nodes { nodes }) => Ok(nodes.unwrap_or_default()),

@@ -120,8 +120,10 @@ pub enum Job {
     NodeTimes {
         /// The item.
         item: Item,
-        /// Executions, about.
+        /// Executions, about; fewer if they take longer than the cap.
         runs: u32,
+        /// Wall-clock cap in milliseconds, about.
+        cap_ms: f64,
     },
     /// Hand a buffer back and forth between two units.
     Transfer {

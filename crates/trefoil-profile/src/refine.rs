@@ -3,7 +3,7 @@
 
 use crate::prepare::PreparedModel;
 use crate::protocol::{Answer, Failure, Item, Job};
-use crate::session::{Session, leniency_for, outcome_of, unexpected};
+use crate::session::{Session, grouping_key, leniency_for, outcome_of, unexpected};
 use crate::{ProfileError, ProfileOptions, Progress};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -94,7 +94,7 @@ fn measure_all(
     for (set, unit) in segments {
         let subject = segment_subject(graph, set);
         let label = format!("segment of {} operators on {}", set.len(), unit.address);
-        let class = session.options.class();
+        let class = format!("{} {}", session.options.class(), grouping_key(graph));
         session
             .record(profile, &subject, &[unit], &class, &label, |session| measure_segment(session, graph, set, unit))?;
         ids.extend(profile.measurements.last().map(|measurement| measurement.id.clone()));
@@ -275,7 +275,7 @@ fn interleave(
     }
     let job = Job::Measure {
         items: places.iter().map(|(_, _, item)| item.clone()).collect(),
-        sampling: session.options.sampling(),
+        sampling: session.options.deciding_sampling(),
     };
     let limit = session.options.timeout * (places.len() as u32 + 4);
     let answers = match session.call("interleaved", &job, limit)? {

@@ -2,12 +2,13 @@
 
 use crate::client::{CallError, WorkerSlot};
 use crate::clock::{load_average, now_utc};
-use crate::journal::{Journal, journal_key};
+use crate::journal::{Journal, hex, journal_key};
 use crate::options::Estimator;
 use crate::prepare::PreparedModel;
 use crate::protocol::{Answer, Failure, Item, ItemResult, Job, Sampling};
 use crate::tolerance::Leniency;
 use crate::{ProfileError, ProfileOptions, Progress, cache};
+use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -361,6 +362,17 @@ pub(crate) fn leniency_for(graph: &OperatorGraph, set: &BTreeSet<OperatorId>, un
         operator.inputs.iter().chain(&operator.outputs).any(|&t| graph.tensor(t).dtype == DataType::F16)
     });
     Some(Leniency::of_kinds(kinds, unit.address.precision).with_half(half))
+}
+
+/// Text that tells groupings of one model apart: records that name operators by number hold for one grouping only, and
+/// groups read from a backend's profiling may differ from one run to the next.
+pub(crate) fn grouping_key(graph: &OperatorGraph) -> String {
+    let mut hash = Sha256::new();
+    for operator in &graph.operators {
+        hash.update((operator.nodes.len() as u64).to_le_bytes());
+        operator.nodes.iter().for_each(|node| hash.update(node.to_le_bytes()));
+    }
+    hex(&hash.finalize()[..8])
 }
 
 /// Whether an operator kind holds a random node.

@@ -1,7 +1,7 @@
 //! The traced run: the whole model at once, or node by node, on reference units in worker processes.
 
 use crate::client::{CallError, WorkerSlot};
-use crate::probe::{PROBE_OUTPUT, Probe};
+use crate::probe::{PROBE_OUTPUT, Probe, declared_shapes};
 use crate::protocol::{Answer, Failure, Item, Job};
 use crate::sample_data::{Integers, sample_tensor};
 use crate::{PrepareOptions, ProfileError, Reference, StoreWriter, TraceStore};
@@ -108,6 +108,15 @@ impl Values for Collected {
     }
 }
 
+/// Whose word counts where the model declares a value's shape and a backend computes another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trust {
+    /// The model's: the backend is no reference here.
+    Declared,
+    /// The backend's.
+    Backend,
+}
+
 /// Runs a model so that every value is told.
 pub(crate) struct Tracer<'a> {
     options: &'a PrepareOptions,
@@ -133,7 +142,8 @@ impl<'a> Tracer<'a> {
     pub(crate) fn trace(&mut self, model: &Model, infos: &[TensorInfo]) -> Result<(Traced, Reference), ProfileError> {
         let traced = model.traced()?;
         let folder = self.fresh_folder()?;
-        let probe = Probe::new(&traced, infos.to_vec(), &folder)?;
+        let declared = declared_shapes(&traced);
+        let probe = Probe::new(&traced, infos.to_vec(), declared.clone(), &folder)?;
         let given = self.options.inputs.is_some();
         let wide = |info: &TensorInfo| !info.dtype.is_float() && info.dtype.size() > 1;
         let tries: &[Integers] =
@@ -153,7 +163,7 @@ impl<'a> Tracer<'a> {
             // The most trusted reference runs the whole model, or every node that it can. Another backend's whole run would
             // be compared with itself where it computes wrongly, and nobody would know.
             let unit = self.references[0].clone();
-            match self.evaluate(&probe, &unit, &store)? {
+            match self.evaluate(&probe, &unit, &store, Trust::Declared)? {
                 Ok(values) => {
                     if integers == Integers::Zero {
                         notes.push("integer inputs are all zero: random small ones made the model fail".to_owned());
@@ -172,18 +182,20 @@ impl<'a> Tracer<'a> {
             reasons.join("; ")
         ));
         let again: Vec<HostTensor> = inputs.iter().map(HostTensor::duplicate).collect();
-        let untraceable = match self.trace_nodes(model, again, notes.clone()) {
+        let untraceable = match self.trace_nodes(model, again, &declared, notes.clone()) {
             Err(error @ (ProfileError::Untraceable { .. } | ProfileError::Onnx(_))) => error,
             other => return other,
         };
         let store = self.store_of(&inputs)?;
-        for unit in self.references.clone().into_iter().skip(1) {
-            if let Ok(values) = self.evaluate(&probe, &unit, &store)? {
+        for (rank, unit) in self.references.clone().into_iter().enumerate() {
+            if let Ok(values) = self.evaluate(&probe, &unit, &store, Trust::Backend)? {
                 notes.pop();
-                notes.push(format!(
-                    "{} alone runs the whole model, so its results could not be checked against another backend",
-                    unit.address
-                ));
+                let address = &unit.address;
+                notes.push(if rank == 0 {
+                    format!("the model declares shapes that {address} does not compute; those that it computes are used")
+                } else {
+                    format!("{address} alone runs the whole model, so its results could not be checked against another backend")
+                });
                 return Ok(self.stored(&probe, &unit, inputs, values, notes));
             }
         }
@@ -209,6 +221,7 @@ impl<'a> Tracer<'a> {
         &mut self,
         model: &Model,
         inputs: Vec<HostTensor>,
+        declared: &HashMap<String, Vec<u64>>,
         notes: Vec<String>,
     ) -> Result<(Traced, Reference), ProfileError> {
         let mut known = Collected::default();
@@ -221,7 +234,7 @@ impl<'a> Tracer<'a> {
             let infos = input_infos(&single)?;
             let store = self.store_of_known(&known, &infos)?;
             let folder = self.fresh_folder()?;
-            let mut probe = Probe::new(&single, infos, &folder)?;
+            let mut probe = Probe::new(&single, infos, declared.clone(), &folder)?;
             known.opaque.extend_from_slice(probe.opaque());
             if probe.is_empty() {
                 continue;
@@ -254,7 +267,7 @@ impl<'a> Tracer<'a> {
             [DataType::F32, DataType::F16, DataType::I64, DataType::I32, DataType::Bool, DataType::U8];
         let mut reasons = Vec::new();
         for unit in self.references.clone() {
-            match self.evaluate(probe, &unit, store)? {
+            match self.evaluate(probe, &unit, store, Trust::Declared)? {
                 Ok(values) => return Ok((unit, values)),
                 Err(failure) => reasons.push(format!("{}: {}: {}", unit.address, failure.stage, failure.reason)),
             }
@@ -264,7 +277,7 @@ impl<'a> Tracer<'a> {
             for unit in self.references.clone() {
                 for dtype in OTHERS {
                     probe.suppose(0, dtype);
-                    if let Ok(values) = self.evaluate(probe, &unit, store)? {
+                    if let Ok(values) = self.evaluate(probe, &unit, store, Trust::Declared)? {
                         return Ok((unit, values));
                     }
                 }
@@ -279,6 +292,7 @@ impl<'a> Tracer<'a> {
         probe: &Probe,
         unit: &Unit,
         store: &Path,
+        trust: Trust,
     ) -> Result<Result<TraceStore, Failure>, ProfileError> {
         if probe.is_empty() {
             let writer = StoreWriter::create(&self.fresh_path())?;
@@ -291,6 +305,11 @@ impl<'a> Tracer<'a> {
         let Some(shapes) = shapes.load(PROBE_OUTPUT) else {
             return Ok(Err(Failure::new("run", "the backend told no shapes")));
         };
+        if trust == Trust::Declared
+            && let Some(contradiction) = probe.contradiction(&shapes)
+        {
+            return Ok(Err(Failure::new("shape", &contradiction)));
+        }
         self.run(probe.values_model(&shapes)?, unit, store)
     }
 

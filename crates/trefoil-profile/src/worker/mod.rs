@@ -105,8 +105,8 @@ impl Server {
                 })
                 .map(|()| Answer::Evaluated),
             Job::Measure { items, sampling } => Ok(Answer::Measured { items: self.measure(&items, sampling) }),
-            Job::NodeTimes { item, runs } => {
-                let nodes = self.thread(&item.unit.clone()).run(move |_| node_times(&item, runs))?;
+            Job::NodeTimes { item, runs, cap_ms } => {
+                let nodes = self.thread(&item.unit.clone()).run(move |_| node_times(&item, runs, cap_ms))?;
                 Ok(Answer::Nodes { nodes })
             }
             Job::Transfer { first, second, sampling } => pairs::transfer(&first, &second, sampling),
@@ -211,13 +211,17 @@ fn store_outputs(loaded: &Loaded, into: &std::path::Path) -> Result<(), crate::P
 /// Times of the nodes in one warm execution; `None` if the backend reports none.
 ///
 /// Some backends report the last execution, others means over all executions since compilation, the cold first one
-/// included, which can be a hundred times longer than the rest. A sum of node times above the wall time of the latest
-/// executions gives a mean away; two readings then tell the mean of the executions between them. Otherwise the calmest
-/// of several readings stands.
-fn node_times(item: &Item, runs: u32) -> Result<Option<Vec<NodeTime>>, Failure> {
+/// included, which can be a hundred times longer than the rest. From several readings [`is_mean`] tells which, and of
+/// means the difference of two readings gives the executions between them. Otherwise the calmest reading stands.
+fn node_times(item: &Item, runs: u32, cap_ms: f64) -> Result<Option<Vec<NodeTime>>, Failure> {
     let mut loaded = Loaded::load(item)?;
-    let early = (runs / 4).max(3);
-    for _ in 0..early {
+    loaded.execute()?;
+    let began = Instant::now();
+    loaded.execute()?;
+    let affordable = (cap_ms / milliseconds(began, Instant::now()).max(1e-4)) as u32;
+    let early = affordable.min(runs).div_ceil(4).max(2);
+    let (rounds, pause) = if affordable < 20 { (1, 1) } else { (4, 3) };
+    for _ in 2..early {
         loaded.execute()?;
     }
     let Some(first) = loaded.node_times() else { return Ok(None) };
@@ -228,24 +232,33 @@ fn node_times(item: &Item, runs: u32) -> Result<Option<Vec<NodeTime>>, Failure> 
     }
     let wall = milliseconds(began, Instant::now()) / f64::from(late);
     let Some(mut nodes) = loaded.node_times() else { return Ok(None) };
-    if total_ms(&nodes) > 1.1 * wall && nodes.len() == first.len() {
+    let mut readings = Vec::new();
+    for _ in 0..rounds {
+        for _ in 0..pause {
+            loaded.execute()?;
+        }
+        readings.extend(loaded.node_times());
+    }
+    let sums = readings.first().map(|third| [&first, &nodes, third].map(|nodes| total_ms(nodes)));
+    if sums.is_some_and(|sums| is_mean(sums, [early, late, pause], wall)) && nodes.len() == first.len() {
         for (node, before) in nodes.iter_mut().zip(&first) {
             let spent = node.ms * f64::from(early + late) - before.ms * f64::from(early);
             node.ms = (spent / f64::from(late)).max(0.0);
         }
         return Ok(Some(nodes));
     }
-    for _ in 0..4 {
-        for _ in 0..3 {
-            loaded.execute()?;
-        }
-        if let Some(again) = loaded.node_times()
-            && total_ms(&again) < total_ms(&nodes)
-        {
-            nodes = again;
-        }
-    }
-    Ok(Some(nodes))
+    readings.push(nodes);
+    Ok(readings.into_iter().min_by(|a, b| total_ms(a).total_cmp(&total_ms(b))))
+}
+
+/// Whether readings are means that still hold a cold start: sums of node times after `early`, then `late`, then
+/// `pause` more executions, and the wall time of one of the `late` ones. Such a mean is well above that wall time, falls
+/// as executions are added, falls no faster than a mean can, and hardly changes with the few of the pause. One disturbed execution
+/// looks like this in one of the four at most.
+fn is_mean([first, second, third]: [f64; 3], [early, late, pause]: [u32; 3], wall: f64) -> bool {
+    let (early, both) = (f64::from(early), f64::from(early + late));
+    let steady = (third * (both + f64::from(pause)) - second * both).abs() <= 0.1 * second * both;
+    second > 1.5 * wall && first > 1.2 * second && first * early <= 1.02 * second * both && steady
 }
 
 fn total_ms(nodes: &[NodeTime]) -> f64 {
@@ -300,5 +313,22 @@ fn misbehave(how: &str, protocol: &mut File) -> Result<Answer, Failure> {
         }
         "panic" => panic!("a test said so"),
         other => Err(Failure::new("run", &format!("no misbehaviour `{other}`"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn means_with_a_cold_start_are_told_from_single_executions() {
+        // A cold first execution of 20 ms, 0.1 ms afterwards, read as means after 10, 40 and 43.
+        let mean = |count: f64| (20.0 + 0.1 * (count - 1.0)) / count;
+        assert!(is_mean([mean(10.0), mean(40.0), mean(43.0)], [10, 30, 3], 0.12));
+        // Last executions, calm; with one disturbed at each place; and slow clocks of small nodes.
+        assert!(!is_mean([0.1, 0.1, 0.1], [10, 30, 3], 0.12));
+        assert!(!is_mean([4.0, 0.1, 0.1], [10, 30, 3], 0.12));
+        assert!(!is_mean([0.1, 4.0, 0.1], [10, 30, 3], 0.12));
+        assert!(!is_mean([0.3, 0.3, 0.3], [10, 30, 3], 0.12));
     }
 }

@@ -47,10 +47,9 @@ impl UnitThread {
             // thread pool of its own would otherwise be timed with two thread switches a call.
             if let [unit] = units.as_slice()
                 && let Some(backend) = trefoil_units::backend(&unit.address.backend)
+                && backend.run_inside(unit, &mut work_off).is_ok()
             {
-                if backend.run_inside(unit, &mut work_off).is_ok() {
-                    return;
-                }
+                return;
             }
             let guards: Vec<_> = units.iter().map(trefoil_units::enter_unit).collect();
             work_off();
