@@ -60,9 +60,9 @@ impl RtenCompiled {
         // An output that rten's optimiser computed in advance is a constant without a name, known by its place alone.
         let find = |ids: &[NodeId], place: usize, info: &TensorInfo| -> Result<NodeId, UnitError> {
             let port_name = |id: &NodeId| loaded.node_info(*id).and_then(|node| node.name().map(str::to_owned));
-            let named = ids.iter().copied().find(|id| port_name(id).as_deref() == Some(info.name.as_str()));
+            let by_name = ids.iter().copied().find(|id| port_name(id).as_deref() == Some(info.name.as_str()));
             let unnamed = || ids.get(place).copied().filter(|id| port_name(id).is_none());
-            let node = named.or_else(unnamed).ok_or_else(|| {
+            let node = by_name.or_else(unnamed).ok_or_else(|| {
                 let have: Vec<_> = ids.iter().filter_map(port_name).collect();
                 names.port_error(&info.name, format!("the file has no such port; it has {}", have.join(", ")))
             })?;
