@@ -1,7 +1,8 @@
-//! Power meters: the package through RAPL (powercap), and hwmon sensors that belong to one device.
+//! The power meter: package energy through RAPL (powercap).
 //!
 //! A package meter sees everything on the package, so what it tells is package power while the unit works, and the
-//! profile says so in a note. Where neither meter exists or may be read, power is what the user declared, or absent.
+//! profile says so in a note. Sensors of single devices (hwmon) are not read. Where the meter does not exist or may not
+//! be read, power is what the user declared, or absent.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

@@ -329,7 +329,11 @@ impl<'a> Tracer<'a> {
         match slot.call(&Job::Evaluate { item, into: into.clone() }, self.options.timeout, self.stop) {
             Ok(Answer::Evaluated) => Ok(Ok(TraceStore::open(&into)?)),
             Ok(_) => Ok(Err(crate::session::unexpected())),
-            Err(CallError::Failure(failure)) => Ok(Err(failure)),
+            Err(CallError::Failure(mut failure)) => {
+                // Reasons end up in notes, and the files they name are gone by then.
+                failure.reason = failure.reason.replace(&format!("{}/", self.scratch.display()), "");
+                Ok(Err(failure))
+            }
             Err(CallError::Interrupted) => Err(ProfileError::Interrupted { done: 0, total: 1 }),
             Err(CallError::Fatal(error)) => Err(error),
         }

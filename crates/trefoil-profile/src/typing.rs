@@ -6,7 +6,9 @@
 //! refusal shows the mistake.
 
 use std::collections::HashMap;
-use trefoil_onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, type_proto};
+use trefoil_onnx::proto::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto, type_proto,
+};
 
 /// `TensorProto.DataType` numbers.
 const FLOAT: i32 = 1;
@@ -80,6 +82,8 @@ fn node_types(model: &ModelProto, node: &NodeProto, types: &Types) -> Vec<Option
     let all = |code: Option<i32>| vec![code; count];
     let with = |known: &[Option<i32>]| (0..count).map(|index| known.get(index).copied().flatten()).collect();
     let default_domain = matches!(node.domain(), "" | "ai.onnx");
+    let opset =
+        model.opset_import.iter().find(|o| matches!(o.domain(), "" | "ai.onnx")).map_or(0, OperatorSetIdProto::version);
     if let Some(function) = model.functions.iter().find(|f| f.name() == node.op_type() && f.domain() == node.domain()) {
         let mut inner: Types = function
             .input
@@ -102,7 +106,8 @@ fn node_types(model: &ModelProto, node: &NodeProto, types: &Types) -> Vec<Option
         | "IsInf" => all(Some(BOOL)),
         "TopK" | "MaxPool" => with(&[first, Some(INT64)]),
         "Unique" => with(&[first, Some(INT64), Some(INT64), Some(INT64)]),
-        "Dropout" => with(&[first, Some(BOOL)]),
+        // Before operator set 10 the mask had the data's type.
+        "Dropout" => with(&[first, if opset >= 10 { Some(BOOL) } else { first }]),
         "OneHot" => all(input(2)),
         "EyeLike" | "RandomNormalLike" | "RandomUniformLike" | "Bernoulli" => all(number("dtype").or(first)),
         "RandomNormal" | "RandomUniform" => all(number("dtype").or(Some(FLOAT))),
@@ -231,6 +236,14 @@ mod tests {
         for (name, code) in expected {
             assert_eq!(types.get(name), Some(&code), "{name}");
         }
+    }
+
+    #[test]
+    fn old_dropout_masks_have_the_datas_type() {
+        let mut model = GraphBuilder::new().input("x", &[2]).node(node("Dropout", &["x"], &["y", "mask"])).model();
+        assert_eq!(infer_types(&model).get("mask"), Some(&BOOL));
+        model.opset_import[0].version = Some(8);
+        assert_eq!(infer_types(&model).get("mask"), Some(&FLOAT));
     }
 
     #[test]

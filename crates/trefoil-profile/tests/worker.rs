@@ -69,7 +69,7 @@ fn a_hang_is_a_timeout_and_the_worker_is_gone() {
 }
 
 #[test]
-fn a_killed_worker_is_a_crash_by_signal_9() {
+fn a_job_whose_worker_was_killed_is_given_to_a_fresh_one() {
     let mut slot = WorkerSlot::new(launcher());
     works(&mut slot);
     let pid = slot.pid().unwrap();
