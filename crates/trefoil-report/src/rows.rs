@@ -35,14 +35,14 @@ impl UnitRow {
 }
 
 /// Time of the best single unit divided by a contender's time (above 1: the contender is faster), from interleaved
-/// runs: the median of the paired ratios and its 95% interval.
+/// runs: the median of the paired ratios and its interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Ratio {
     /// Median.
     pub median: f64,
-    /// Lower end of the 95% interval.
+    /// Lower end of the interval.
     pub low: f64,
-    /// Upper end of the 95% interval.
+    /// Upper end of the interval.
     pub high: f64,
 }
 
@@ -258,7 +258,7 @@ impl Verdict {
                 ),
             };
         };
-        let interval = format!("95% interval {}, {origin}", format::interval(ratio.low, ratio.high));
+        let interval = format!("interval {}, {origin}", format::interval(ratio.low, ratio.high));
         let median = format::ratio(ratio.median);
         let (kind, text) = if ratio.low > 1.0 {
             let text = format!(
@@ -314,12 +314,12 @@ mod tests {
     fn sentences_carry_ratio_interval_and_origin() {
         assert_eq!(
             Verdict::of(&pair(Some(Ratio { median: 1.07, low: 1.05, high: 1.09 }))).text,
-            "The plan (interval) is 1.07× faster than the best single unit (ort:CPU), 95% interval 1.05–1.09, measured."
+            "The plan (interval) is 1.07× faster than the best single unit (ort:CPU), interval 1.05–1.09, measured."
         );
         assert_eq!(
             Verdict::of(&pair(Some(Ratio { median: 0.94, low: 0.91, high: 0.96 }))).text,
             "ort:CPU alone is best here: 10.0 ms, measured; the plan (interval) runs at 0.94× its speed, \
-             95% interval 0.91–0.96, measured."
+             interval 0.91–0.96, measured."
         );
         let mut rows = pair(None);
         rows[1].origin = Origin::Simulated;

@@ -290,7 +290,7 @@ pub fn contenders_table(contenders: &[ContenderRow]) -> Table {
         ">error",
         ">crossings",
         ">× best single",
-        ">95% interval",
+        ">interval",
         "note",
     ];
     let mut table = Table::new(&headings).titled("Contenders");
@@ -336,7 +336,7 @@ pub fn summary_table(models: &[ModelRow]) -> Table {
         ">predicted",
         ">error",
         ">crossings",
-        ">× best single, 95% interval",
+        ">× best single, interval",
         "chosen",
     ];
     let mut table = Table::new(&headings).titled("Models");

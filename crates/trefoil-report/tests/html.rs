@@ -68,7 +68,7 @@ fn the_example_parses_and_stands_alone() {
         assert!(tags.iter().any(|tag| tag == wanted), "{wanted}");
     }
     for words in [
-        "1.07× faster than the best single unit (ort:CPU), 95% interval 1.05–1.09, measured",
+        "1.07× faster than the best single unit (ort:CPU), interval 1.05–1.09, measured",
         "ort:CPU alone is best here",
         "numbers of different origin decide nothing",
         "No single unit here runs this model",
