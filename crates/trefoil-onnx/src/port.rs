@@ -232,6 +232,8 @@ fn bind(port: &ModelPort, given: &[u64], symbols: &mut BTreeMap<String, (u64, St
             Dim::Fixed(fixed) if *fixed != extent => {
                 return Err(conflict(format!("dim {axis} is fixed to {fixed} by the model")));
             }
+            // Some exporters write one such name for every extent that they do not know.
+            Dim::Symbolic(name) if matches!(name.as_str(), "" | "?" | "-1") => {}
             Dim::Symbolic(name) => match symbols.get(name) {
                 Some((other, input)) if *other != extent => {
                     return Err(conflict(format!("`{name}` is already {other} through input `{input}`")));

@@ -194,6 +194,20 @@ fn shapes_are_fixed_through_symbols_and_conflicts_are_told() {
 }
 
 #[test]
+fn question_marks_are_not_one_symbol() {
+    let mut model = decode(
+        GraphBuilder::new()
+            .typed_input(value("a", 1, &["?", "?"]))
+            .node(node("Relu", &["a"], &["y"]))
+            .output("y")
+            .bytes(),
+    )
+    .unwrap();
+    model.fix_shapes(&shapes(&[("a", &[2, 3])])).unwrap();
+    assert_eq!(model.inputs()[0].info().unwrap().shape, [2, 3]);
+}
+
+#[test]
 fn a_failed_fix_changes_nothing() {
     let mut model = symbolic();
     let before = (model.inputs(), model.fingerprint().to_owned());
