@@ -4,8 +4,10 @@
 //! of the process, and inherit the cores of whichever thread happened to create them: a model compiled on one pinned core
 //! would leave workers there that a two-core unit later needs elsewhere. The C interface has no handle on them. So Trefoil
 //! gives the calling thread a marker name while it is inside OpenVINO (new threads inherit the name), finds the workers by
-//! it, and pins them to the union of the core sets of the multi-core units in use: with one such unit, to exactly its
-//! cores. Single-core units compute in the calling thread and need none of this.
+//! it, and gives each a core of its own, in turn, among the union of the core sets of the multi-core units in use, all but
+//! the first: that one is left to the calling thread, which computes as well. Free to move, a worker is at times woken on
+//! the core that the caller is busy on, and small operators then take half as long again until the kernel parts the two.
+//! Single-core units compute in the calling thread and need none of this.
 
 use crate::affinity;
 use std::sync::{Mutex, PoisonError};
@@ -71,11 +73,15 @@ fn pin_workers() {
     let mut cores: Vec<u32> = lock().iter().flatten().copied().collect();
     cores.sort_unstable();
     cores.dedup();
-    if !cores.is_empty() {
-        for thread in worker_threads() {
-            affinity::pin_thread(thread, &cores);
-        }
+    for (thread, core) in worker_threads().into_iter().zip(worker_cores(&cores).cycle()) {
+        affinity::pin_thread(thread, &[core]);
     }
+}
+
+/// Cores for workers, in turn: all but the first, which is the calling thread's, unless there is no other.
+fn worker_cores(cores: &[u32]) -> impl Iterator<Item = u32> + Clone {
+    let free = if cores.len() > 1 { 1 } else { 0 };
+    cores[free..].iter().copied()
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
