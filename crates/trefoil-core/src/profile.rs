@@ -21,6 +21,10 @@ pub struct Profile {
     pub machine: Machine,
     /// Units measured.
     pub units: Vec<Unit>,
+    /// Other core counts of those units (each CPU backend on one core and on all), on which only the whole model was
+    /// measured: small models often run faster on one core, so the best single unit may be one of these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub modes: Vec<Unit>,
     /// Models measured, as operators.
     pub models: Vec<OperatorGraph>,
     /// Declared power in watts by unit, plus `idle`, where no sensor told (recorded as declared).
@@ -41,6 +45,7 @@ impl Profile {
             version: PROFILE_VERSION,
             machine,
             units: Vec::new(),
+            modes: Vec::new(),
             models: Vec::new(),
             declared_watts: BTreeMap::new(),
             notes: Vec::new(),
@@ -78,14 +83,16 @@ impl Profile {
         }
     }
 
-    /// The unit at `address`.
+    /// The unit at `address`, be it of [`Profile::units`] or of [`Profile::modes`].
     ///
     /// # Errors
     /// [`CoreError::UnknownUnit`] listing what there is.
     pub fn unit(&self, address: &UnitAddress) -> Result<&Unit, CoreError> {
-        self.units.iter().find(|unit| unit.address == *address).ok_or_else(|| CoreError::UnknownUnit {
-            want: address.to_string(),
-            have: self.units.iter().map(|unit| unit.address.to_string()).collect::<Vec<_>>().join(", "),
+        self.units.iter().chain(&self.modes).find(|unit| unit.address == *address).ok_or_else(|| {
+            CoreError::UnknownUnit {
+                want: address.to_string(),
+                have: self.units.iter().map(|unit| unit.address.to_string()).collect::<Vec<_>>().join(", "),
+            }
         })
     }
 

@@ -4,7 +4,7 @@ use crate::assemble::{Piece, assemble, price};
 use crate::view::CostView;
 use crate::{PlanError, PlanRequest};
 use trefoil_core::cost::measurement_cost;
-use trefoil_core::{MeasurementId, OperatorId, Origin, Plan, Subject, UnitAddress};
+use trefoil_core::{MeasurementId, Objective, OperatorId, Origin, Plan, Subject, Unit, UnitAddress};
 
 /// Everything on one unit in one segment.
 pub(crate) fn single(view: &CostView<'_>, unit: usize) -> Result<Plan, PlanError> {
@@ -24,6 +24,36 @@ pub(crate) fn single(view: &CostView<'_>, unit: usize) -> Result<Plan, PlanError
 pub(crate) fn best_single(view: &CostView<'_>) -> Option<Plan> {
     let plans = (0..view.unit_count()).filter_map(|unit| single(view, unit).ok());
     plans.min_by(|a, b| a.claimed.total_cmp(&b.claimed))
+}
+
+/// `single`, or the same as a faster mode of a unit: the profile may know the whole model's time on other core counts of
+/// the units ([`trefoil_core::Profile::modes`]). Only for latency, and only where no pin decides otherwise: a mode has no
+/// operator costs to plan with.
+pub(crate) fn best_mode(view: &CostView<'_>, single: Option<Plan>) -> Option<Plan> {
+    if view.objective != Objective::Latency || view.pinned.iter().any(Option::is_some) {
+        return single;
+    }
+    let subject = Subject::WholeModel { model: view.graph.fingerprint.clone() };
+    let of_a_unit = |mode: &&Unit| {
+        let same = |unit: &&Unit| {
+            unit.address.backend == mode.address.backend
+                && unit.address.device == mode.address.device
+                && unit.address.precision == mode.address.precision
+        };
+        view.units.iter().any(|unit| same(&unit))
+    };
+    let modes = view.index.profile.modes.iter().filter(of_a_unit).filter_map(|mode| {
+        let record = view.index.newest(&subject, std::slice::from_ref(&mode.address))?;
+        Some((mode, record, measurement_cost(record)?))
+    });
+    let best = modes.min_by(|a, b| a.2.ms.total_cmp(&b.2.ms));
+    match (single, best) {
+        (Some(single), Some((_, _, cost))) if single.claimed <= cost.ms => Some(single),
+        (_, Some((mode, record, cost))) => {
+            Some(Plan::whole(view.graph, mode, cost.ms, vec![record.id.clone()], record.origin))
+        }
+        (single, None) => single,
+    }
 }
 
 /// A split made by hand: every operator once, each on one of the request's units. Operators are grouped into runs that stay

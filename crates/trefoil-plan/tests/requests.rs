@@ -323,3 +323,22 @@ fn a_result_that_nobody_compared_does_not_clear_a_wrong_operator() {
     let found = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
     assert!(found.segments.len() > 1, "not compared: the wrong operator stays away from a");
 }
+
+#[test]
+fn fewer_cores_may_be_the_best_single_unit() {
+    let graph = chain(2, 100);
+    let mut builder = ProfileBuilder::new(&graph).cpus(1).operators(0, &[Some(3.0), Some(3.0)]).whole(0, 5.0);
+    let mut mode = builder.profile.units[0].clone();
+    mode.address = mode.address.with_cores([0]);
+    let subject = trefoil_core::Subject::WholeModel { model: graph.fingerprint.clone() };
+    let id = builder.record(subject, std::slice::from_ref(&mode.address), trefoil_plan::testing::ok(4.0));
+    builder.profile.modes.push(mode.clone());
+    let found = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
+    found.check(&[&graph]).unwrap();
+    found.check_costs(&builder.profile.index()).unwrap();
+    assert_eq!((found.segments[0].unit.clone(), found.claimed), (mode.address.clone(), 4.0));
+    assert_eq!(found.segments[0].cost.measurements, [id]);
+    // A pin decides: modes have no operator costs to plan with.
+    let pinned = PlanRequest { pins: vec!["*=a:CPU".parse().unwrap()], ..PlanRequest::new(&builder.profile, &graph) };
+    assert_eq!(plan("auto", &pinned).unwrap().segments[0].unit.to_string(), "a:CPU");
+}

@@ -16,7 +16,7 @@
 //! slowdowns slowed and interfering), an `origin` (`measured`, `simulated`, …), an `outcome`, `conditions` (warm-up,
 //! runs, cap, load, denormals), `versions` and `taken_at`. Outcomes are `ok` (time parts in milliseconds as median, p10,
 //! p90, min, max, count; error against the reference), `wrong`, `failed` (stage and reason) and `value` (a slowdown
-//! factor or watts). The median and percentiles are those of the calmest batch (see [`crate::sampling`]); count, min
+//! factor or watts). The median and percentiles are those of the typical batch (see [`crate::sampling`]); count, min
 //! and max are over all. A part that a backend cannot tell is absent.
 //!
 //! Besides `units`, whole-model measurements may name further units: each CPU backend on one core and on all cores,

@@ -80,10 +80,10 @@ impl ProfileOptions {
         }
     }
 
-    /// Samples of a plan's segments and the whole models they are weighed against, taken in turn: the numbers that
-    /// decide, so a first look does not skimp on them.
+    /// Samples, per process, of a plan's segments and the whole models they are weighed against, taken in turn: the
+    /// numbers that decide, so a first look does not skimp on them.
     pub(crate) fn deciding_sampling(&self) -> Sampling {
-        if self.quick { Sampling { warmup: 3, runs: 30, batches: 5, cap_ms: 250.0 } } else { self.sampling() }
+        if self.quick { Sampling { warmup: 5, runs: 45, batches: 3, cap_ms: 300.0 } } else { self.sampling() }
     }
 
     /// Samples of pair measurements (transfers and slowdowns): one per batch, so more and smaller batches.

@@ -98,6 +98,7 @@ fn measure_real(
     for unit in units.iter().chain(&baselines) {
         whole_model(session, profile, graph, unit)?;
     }
+    profile.modes = baselines;
     for (turn, &id) in representatives.values().enumerate() {
         // The order of units rotates, so that a drift of the machine does not hit one of them only.
         for offset in 0..units.len() {

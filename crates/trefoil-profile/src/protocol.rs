@@ -1,6 +1,6 @@
 //! What the profiler and its worker processes say to each other: JSON, one message a line, over stdin and stdout.
 //!
-//! 1. The worker starts with one [`Hello`] line: `{"trefoil_worker":1,"pid":4711}`.
+//! 1. The worker starts with one [`Hello`] line: `{"trefoil_worker":2,"pid":4711}`.
 //! 2. The parent writes [`Request`] lines: `{"id":7,"job":{"do":"measure",…}}`.
 //! 3. The worker answers each with one [`Reply`] line of the same id: `{"id":7,"answer":{"got":"measured",…}}`, or
 //!    `{"id":7,"failure":{"stage":"compile","reason":"…"}}`. Requests are served in order, one at a time.
@@ -17,7 +17,7 @@ use trefoil_core::{NodeTime, Samples, Timing, Unit};
 use trefoil_units::{CompileOptions, SubModel};
 
 /// Version of this protocol; parent and worker must agree.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// First line of a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -113,6 +113,10 @@ pub enum Job {
     Measure {
         /// The items.
         items: Vec<Item>,
+        /// The first so many are a plan's segments: a batch of theirs executes them one after another, again and again,
+        /// so that each is timed with caches and thread pools as its predecessor leaves them.
+        #[serde(default)]
+        chained: usize,
         /// Samples per item.
         sampling: Sampling,
     },

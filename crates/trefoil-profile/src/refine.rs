@@ -2,8 +2,8 @@
 //! whole, the planner plans again with what was found, until its plan is all measured or the time is up.
 
 use crate::prepare::PreparedModel;
-use crate::protocol::{Answer, Failure, Item, Job};
-use crate::session::{Session, grouping_key, leniency_for, outcome_of, unexpected};
+use crate::session::{Session, grouping_key, leniency_for, outcome_of};
+use crate::settle::settle;
 use crate::{ProfileError, ProfileOptions, Progress};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -102,7 +102,7 @@ fn measure_all(
     Ok(ids)
 }
 
-fn segment_subject(graph: &OperatorGraph, set: &BTreeSet<OperatorId>) -> Subject {
+pub(crate) fn segment_subject(graph: &OperatorGraph, set: &BTreeSet<OperatorId>) -> Subject {
     Subject::Segment {
         model: graph.fingerprint.clone(),
         granularity: graph.granularity,
@@ -128,8 +128,9 @@ fn measure_segment(
 /// Plans, measures what the plan only predicts, and plans again, until the plan is all measured, `budget` is used up, or
 /// the planner has nothing new to propose.
 ///
-/// After each round that measured something, the whole model is measured again on each unit of the plan in turn with the
-/// plan's own segments, so that plan and baselines are compared under the same conditions and not hours apart.
+/// A plan that is all measured is then **settled**: its segments, and the whole model on every unit, are measured once more,
+/// in turn, in several fresh processes, so that plan and baselines are compared under the same conditions and not hours
+/// apart. What was chosen for a lucky measurement loses its luck here; planning goes on until the plan of choice is settled.
 ///
 /// # Errors
 /// [`ProfileError::Planner`] when `propose` fails, and as [`crate::profile`].
@@ -153,13 +154,23 @@ pub fn refine<E: Display>(
         finished: false,
         estimates_were_lower_bounds: true,
     };
+    let mut settled = BTreeSet::new();
     loop {
         let open = unmeasured(&refinement.plan, graph, profile)?;
         let mut round =
             Round { claimed: refinement.plan.claimed, segments: refinement.plan.segments.len(), measured: Vec::new() };
         if open.is_empty() {
-            refinement.rounds.push(round);
             refinement.finished = true;
+            // Past the budget the numbers at hand must do, but the first settling is what the budget was for.
+            if (settled.is_empty() || began.elapsed() <= budget)
+                && settle(&mut session, graph, &refinement.plan, profile, &mut settled)?
+            {
+                // The fresh numbers may tip the balance; a plan that is then open or unsettled goes round again.
+                refinement.plan = ask(propose, profile)?;
+                refinement.finished = false;
+                continue;
+            }
+            refinement.rounds.push(round);
             break;
         }
         let (_, total) = session.estimator.counts();
@@ -180,14 +191,7 @@ pub fn refine<E: Display>(
         if !all_done {
             break;
         }
-        let next = ask(propose, profile)?;
-        let settled = unmeasured(&next, graph, profile)?.is_empty();
-        refinement.plan = next;
-        if settled {
-            interleave(&mut session, graph, &refinement.plan, profile)?;
-            // The fresh numbers may tip the balance once more; a plan that is then open goes round again.
-            refinement.plan = ask(propose, profile)?;
-        }
+        refinement.plan = ask(propose, profile)?;
     }
     refinement.plan.all_measured = refinement.finished;
     profile.notes.append(&mut session.notes);
@@ -239,73 +243,4 @@ fn audit(profile: &Profile, candidate: &Candidate, mut ids: Vec<MeasurementId>) 
         measured_ms: record.and_then(|record| record.total()).map(|total| total.median),
         failure: record.and_then(trefoil_core::Measurement::failure),
     }
-}
-
-/// Measures a settled plan's segments and the whole model on each of its units once more, in alternating batches of one
-/// process, and appends what was found. A plan of one segment is its own baseline, so there is nothing to compare.
-fn interleave(
-    session: &mut Session<'_>,
-    graph: &OperatorGraph,
-    plan: &Plan,
-    profile: &mut Profile,
-) -> Result<(), ProfileError> {
-    let mut places: Vec<(Subject, Unit, Item)> = Vec::new();
-    let simulated = |unit: &UnitAddress| profile.unit(unit).is_ok_and(|unit| unit.simulated);
-    if plan.segments.len() < 2 || plan.segments.iter().any(|segment| simulated(&segment.unit)) {
-        return Ok(());
-    }
-    for segment in &plan.segments {
-        let set: BTreeSet<_> = segment.operators.iter().copied().collect();
-        let unit = profile.unit(&segment.unit)?.clone();
-        let Ok(extracted) = session.extract(graph, &set) else { return Ok(()) };
-        let item = session.item(&extracted, &unit, leniency_for(graph, &set, &unit), true);
-        places.push((segment_subject(graph, &set), unit, item));
-    }
-    let whole = session.model.whole()?;
-    let all: BTreeSet<_> = graph.ids().collect();
-    let subject = Subject::WholeModel { model: graph.fingerprint.clone() };
-    for address in plan.units_used() {
-        // Only where the whole model ran: its failure is known already.
-        let known = profile.index().newest(&subject, std::slice::from_ref(address)).and_then(|m| m.total()).is_some();
-        if known {
-            let unit = profile.unit(address)?.clone();
-            let item = session.item(&whole, &unit, leniency_for(graph, &all, &unit), true);
-            places.push((subject.clone(), unit, item));
-        }
-    }
-    let job = Job::Measure {
-        items: places.iter().map(|(_, _, item)| item.clone()).collect(),
-        sampling: session.options.deciding_sampling(),
-    };
-    let limit = session.options.timeout * (places.len() as u32 + 4);
-    let answers = match session.call("interleaved", &job, limit)? {
-        Ok(Answer::Measured { items }) if items.len() == places.len() => items,
-        // Each was measured alone before, so this is no finding about any of them.
-        other => {
-            note_failure(session, &other.err().unwrap_or_else(unexpected));
-            return Ok(());
-        }
-    };
-    session.retire("interleaved");
-    for ((subject, unit, _), answer) in places.iter().zip(answers) {
-        let mut outcome = outcome_of(answer.into_result());
-        if let Outcome::Failed { stage, reason } = &outcome {
-            note_failure(session, &Failure::new(stage, reason));
-            continue;
-        }
-        if let Outcome::Ok { nodes, .. } = &mut outcome
-            && let Some(Outcome::Ok { nodes: known, .. }) =
-                profile.index().newest(subject, std::slice::from_ref(&unit.address)).map(|m| &m.outcome)
-        {
-            // The newest record of a subject counts, so it must go on telling the node times.
-            nodes.clone_from(known);
-        }
-        let measurement = session.measurement(subject, &[unit], outcome, crate::clock::load_average());
-        profile.measurements.push(measurement);
-    }
-    Ok(())
-}
-
-fn note_failure(session: &mut Session<'_>, failure: &Failure) {
-    session.note(format!("the interleaved re-measurement did not end well ({}: {})", failure.stage, failure.reason));
 }

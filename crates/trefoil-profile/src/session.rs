@@ -151,11 +151,23 @@ impl<'a> Session<'a> {
         outcome: Outcome,
         load: Option<f64>,
     ) -> Measurement {
-        let addresses: Vec<_> = units.iter().map(|unit| unit.address.clone()).collect();
         let sampling = match subject {
             Subject::Transfer { .. } | Subject::Slowdown { .. } => self.options.pair_sampling(),
             _ => self.options.sampling(),
         };
+        self.measurement_sampled(subject, units, outcome, load, sampling)
+    }
+
+    /// As [`Session::measurement`], for samples that were taken with other care than usual.
+    pub(crate) fn measurement_sampled(
+        &mut self,
+        subject: &Subject,
+        units: &[&Unit],
+        outcome: Outcome,
+        load: Option<f64>,
+        sampling: Sampling,
+    ) -> Measurement {
+        let addresses: Vec<_> = units.iter().map(|unit| unit.address.clone()).collect();
         let mut versions = BTreeMap::new();
         for unit in units {
             let backend = &unit.address.backend;
@@ -197,7 +209,7 @@ impl<'a> Session<'a> {
         limit: Duration,
     ) -> Result<Result<ItemResult, Failure>, ProfileError> {
         let slot = item.unit.address.to_string();
-        let job = Job::Measure { items: vec![item.clone()], sampling };
+        let job = Job::Measure { items: vec![item.clone()], chained: 0, sampling };
         let mut best = match single(self.call(&slot, &job, limit)?) {
             Ok(result) => result,
             Err(failure) => return Ok(Err(failure)),

@@ -10,6 +10,7 @@ use crate::RunError;
 use crate::stats::{Interval, median_interval};
 use crate::worker::{RunJob, RunRequest, RunResult, RunSampling, WORKER_VERSION, write_json};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -77,7 +78,7 @@ pub struct CompareProgress<'a> {
     pub round: u32,
     /// Rounds in all.
     pub rounds: u32,
-    /// Who is next.
+    /// Who is next, or what is measured before the round.
     pub contender: &'a str,
 }
 
@@ -100,6 +101,14 @@ pub struct ContenderResult {
     pub prepare_ms: Option<f64>,
     /// `|measured − predicted| / measured`; `None` if it failed or nothing was predicted.
     pub prediction_error: Option<f64>,
+    /// Per round that ran, what the cost model said from measurements taken right before that round, in milliseconds;
+    /// empty without [`compare_calibrated`].
+    #[serde(default)]
+    pub round_predictions: Vec<Option<f64>>,
+    /// Median over rounds of `predicted / measured − 1`, both of the same round: the cost model's own error, without the
+    /// drift of the machine since the profile was taken. `None` without [`compare_calibrated`].
+    #[serde(default)]
+    pub paired_error: Option<f64>,
     /// What happened in the last inference of the round whose median is the median of all.
     pub trace: Option<Timeline>,
     /// Why it failed; it is left out of later rounds.
@@ -166,7 +175,23 @@ pub fn compare(
     options: &CompareOptions,
     progress: &mut dyn FnMut(CompareProgress<'_>),
 ) -> Result<Comparison, RunError> {
-    let refuse = |reason: &str| Err(RunError::Compare { reason: reason.to_owned() });
+    compare_calibrated(contenders, graphs, inputs, options, progress, &mut |_| Ok(BTreeMap::new()))
+}
+
+/// As [`compare`], with fresh predictions: `calibrate` is called before each round and tells, by contender, what the
+/// cost model predicts from measurements taken just then ([`ContenderResult::paired_error`]).
+///
+/// # Errors
+/// As [`compare`], and the first error of `calibrate`.
+pub fn compare_calibrated<E: From<RunError>>(
+    contenders: &[Contender],
+    graphs: &[&OperatorGraph],
+    inputs: &[&HostTensor],
+    options: &CompareOptions,
+    progress: &mut dyn FnMut(CompareProgress<'_>),
+    calibrate: &mut dyn FnMut(u32) -> Result<BTreeMap<String, f64>, E>,
+) -> Result<Comparison, E> {
+    let refuse = |reason: &str| Err(RunError::Compare { reason: reason.to_owned() }.into());
     if contenders.is_empty() || options.rounds == 0 {
         return refuse("no contender or no round; ask for at least one of each");
     }
@@ -197,7 +222,10 @@ pub fn compare(
     }
     let mut found: Vec<Vec<RunResult>> = vec![Vec::new(); contenders.len()];
     let mut failures: Vec<Option<String>> = vec![None; contenders.len()];
+    let mut predictions: Vec<Vec<Option<f64>>> = vec![Vec::new(); contenders.len()];
     for round in 0..options.rounds {
+        progress(CompareProgress { round, rounds: options.rounds, contender: "the cost model's own numbers" });
+        let fresh = calibrate(round)?;
         let forward = round % 2 == 0;
         for place in 0..contenders.len() {
             let index = if forward { place } else { contenders.len() - 1 - place };
@@ -210,13 +238,16 @@ pub fn compare(
                 RunRequest { job: jobs[index].clone(), result: folder.path().join(format!("{index}.{round}.json")) };
             match run_process(name, &request, options) {
                 Ok(RunResult { failure: Some(reason), .. }) => failures[index] = Some(reason),
-                Ok(result) => found[index].push(result),
+                Ok(result) => {
+                    found[index].push(result);
+                    predictions[index].push(fresh.get(name).copied());
+                }
                 Err(error @ RunError::Worker { .. }) => failures[index] = Some(error.to_string()),
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
     }
-    Ok(summarise(contenders, options.rounds, &found, failures))
+    Ok(summarise(contenders, options.rounds, &found, predictions, failures))
 }
 
 fn write_inputs(store: &Path, inputs: &[&HostTensor]) -> Result<(), RunError> {
@@ -308,10 +339,12 @@ fn summarise(
     contenders: &[Contender],
     rounds: u32,
     found: &[Vec<RunResult>],
+    predictions: Vec<Vec<Option<f64>>>,
     failures: Vec<Option<String>>,
 ) -> Comparison {
     let mut results = Vec::with_capacity(contenders.len());
-    for ((contender, runs), failure) in contenders.iter().zip(found).zip(failures) {
+    for (((contender, runs), round_predictions), failure) in contenders.iter().zip(found).zip(predictions).zip(failures)
+    {
         let round_medians: Vec<f64> = runs
             .iter()
             .filter_map(|run| median_interval(&mut run.samples_ms.clone()).map(|interval| interval.median))
@@ -335,6 +368,8 @@ fn summarise(
             prediction_error: measured
                 .filter(|measured| measured.median > 0.0 && predicted_ms > 0.0)
                 .map(|measured| (measured.median - predicted_ms).abs() / measured.median),
+            paired_error: paired_error(&round_predictions, &round_medians),
+            round_predictions,
             round_medians,
             trace,
             failure,
@@ -346,6 +381,17 @@ fn summarise(
         comparison.ratios = plans.filter_map(|plan| ratio(plan, baseline)).collect();
     }
     comparison
+}
+
+/// Median over rounds of `predicted / measured − 1`.
+fn paired_error(predictions: &[Option<f64>], medians: &[f64]) -> Option<f64> {
+    if predictions.len() != medians.len() {
+        // A round without samples would shift the pairs.
+        return None;
+    }
+    let pairs = predictions.iter().zip(medians).filter(|(_, measured)| **measured > 0.0);
+    let mut ratios: Vec<f64> = pairs.filter_map(|(predicted, measured)| Some((*predicted)? / measured - 1.0)).collect();
+    median_interval(&mut ratios).map(|interval| interval.median)
 }
 
 /// Paired by round.

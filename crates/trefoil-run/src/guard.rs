@@ -127,6 +127,8 @@ mod tests {
             samples: 0,
             prepare_ms: None,
             prediction_error: None,
+            round_predictions: Vec::new(),
+            paired_error: None,
             trace: None,
             failure: medians.is_empty().then(|| "it crashed".to_owned()),
         }

@@ -27,6 +27,7 @@ use trefoil_units::{Backend, UnitError};
 pub use arena::{PAIRWISE_LIMIT, Placement};
 pub use compare::{
     CompareOptions, CompareProgress, Comparison, Contender, ContenderResult, Ratio, WorkerCommand, compare,
+    compare_calibrated,
 };
 pub use error::{Place, RunError};
 pub use executor::{Executor, ExecutorOptions, FindUnit, MemoryReport, TaskTiming};

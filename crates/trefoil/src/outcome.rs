@@ -6,7 +6,9 @@ use trefoil_core::{Origin, Plan};
 use trefoil_report::{ContenderKind, ContenderRow, MemoryRow, ModelReport, ModelRow, Ratio, Table, format};
 use trefoil_run::ContenderResult;
 
-/// One line a model: best single unit, plan, both predictions' errors, ratios. Times are medians over fresh processes.
+/// One line a model: best single unit, plan, both predictions' errors, ratios. Times are medians over fresh processes. The
+/// error is of the prediction made beforehand; the paired error is of the cost model when its parts are measured anew right before
+/// each round, so it leaves out how the machine drifted meanwhile.
 pub fn summary(jobs: &[SummaryRow]) -> Table {
     let headings = [
         "model",
@@ -18,6 +20,7 @@ pub fn summary(jobs: &[SummaryRow]) -> Table {
         ">plan time (measured)",
         ">predicted",
         ">error",
+        ">paired error",
         ">crossings",
         "× best single, interval",
         ">BIDENT sequential: ×",
@@ -31,7 +34,7 @@ pub fn summary(jobs: &[SummaryRow]) -> Table {
 
 /// A line of [`summary`].
 #[derive(Debug)]
-pub struct SummaryRow([String; 14]);
+pub struct SummaryRow([String; 15]);
 
 impl SummaryRow {
     /// The line of a finished job.
@@ -61,6 +64,7 @@ impl SummaryRow {
             time(plan),
             plan.map_or_else(absent, |plan| format::time(plan.predicted_ms)),
             error(plan),
+            plan.and_then(|plan| plan.paired_error).map_or_else(absent, format::signed_percent),
             job.plan.crossings().to_string(),
             ratio,
             job.speed_up(SEQUENTIAL).map_or_else(absent, |ratio| format::ratio(ratio.median)),
@@ -208,6 +212,7 @@ impl Job {
                 "predicted_ms": self.plan.simulated_ms,
                 "measured_ms": result.and_then(|result| result.measured.as_ref()).map(|samples| samples.median),
                 "prediction_error": result.and_then(Self::prediction_error),
+                "paired_error": result.and_then(|result| result.paired_error),
                 "model_bound_ms": self.plan.model_bound,
                 "gap": self.plan.gap,
                 "exact": self.plan.exact,

@@ -4,7 +4,7 @@
 use crate::cli::{MeasureArgs, ModelArgs, PlanningArgs, ShowArgs};
 use crate::context::{self, ProgressLine};
 use crate::error::CliError;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 use trefoil_core::{
@@ -217,7 +217,7 @@ fn finish(
 
     let mut notes = plan.notes.clone();
     let mut plans: Vec<(String, Plan, bool)> = Vec::new();
-    for unit in baseline_units(&profile.units) {
+    for unit in baseline_units(&profile, &graph, &plan) {
         plans.push((unit.address.to_string(), single_plan(&profile, &graph, &unit), true));
     }
     let whole = |plan: &Plan| plan.segments.len() == 1;
@@ -229,7 +229,7 @@ fn finish(
     {
         plans.push((SEQUENTIAL.to_owned(), sequential.clone(), false));
     }
-    let comparison = compare(settings, &plans, &source, &graph, &inputs, quiet)?;
+    let comparison = compare(settings, prepared, &profile, &plans, &source, &graph, &inputs, quiet)?;
     let mut verdict = trefoil_run::guard(&comparison);
     if settings.planning.objective == crate::cli::ObjectiveArg::Energy && plans.iter().any(|(name, ..)| name == PLAN) {
         verdict.choice = Some(PLAN.to_owned());
@@ -319,8 +319,13 @@ fn same_placement(one: &Plan, other: &Plan) -> bool {
         && one.segments.iter().zip(&other.segments).all(|(a, b)| a.unit == b.unit && a.operators == b.operators)
 }
 
-/// The units to beat: every unit asked for, and each CPU backend among them with all the cores this process may use.
-fn baseline_units(units: &[Unit]) -> Vec<Unit> {
+/// A mode whose whole-model time is longer than the best one's by this factor is not timed again in fresh processes.
+const HOPELESS: f64 = 1.2;
+
+/// The units to beat: every unit asked for, each CPU backend among them with all the cores this process may use, and
+/// those of their modes (one core) that measured about as fast as the best or that the plan uses.
+fn baseline_units(profile: &Profile, graph: &OperatorGraph, plan: &Plan) -> Vec<Unit> {
+    let units = &profile.units;
     let mut found: Vec<Unit> = Vec::new();
     for unit in units.iter().filter(|unit| !unit.simulated) {
         if !found.iter().any(|seen| seen.address == unit.address) {
@@ -340,6 +345,17 @@ fn baseline_units(units: &[Unit]) -> Vec<Unit> {
                 continue;
             }
             found.push(all_cores);
+        }
+    }
+    let index = profile.index();
+    let subject = Subject::WholeModel { model: graph.fingerprint.clone() };
+    let whole_ms = |unit: &Unit| index.newest(&subject, std::slice::from_ref(&unit.address))?.total().map(|t| t.median);
+    let best = profile.units.iter().chain(&profile.modes).filter_map(whole_ms).fold(f64::INFINITY, f64::min);
+    for mode in &profile.modes {
+        let close = whole_ms(mode).is_some_and(|ms| ms <= best * HOPELESS);
+        let used = plan.units_used().contains(&mode.address);
+        if (close || used) && !found.iter().any(|seen| seen.address == mode.address) {
+            found.push(mode.clone());
         }
     }
     found
@@ -366,8 +382,11 @@ fn single_plan(profile: &Profile, graph: &OperatorGraph, unit: &Unit) -> Plan {
     Plan::whole(graph, unit, ms, ids, Origin::Measured)
 }
 
+#[allow(clippy::too_many_arguments)] // everything about the job, none of it grouped anywhere else
 fn compare(
     settings: &Settings,
+    prepared: &PreparedModel,
+    profile: &Profile,
     plans: &[(String, Plan, bool)],
     source: &PreparedSource<'_>,
     graph: &OperatorGraph,
@@ -401,7 +420,33 @@ fn compare(
             progress.contender
         ));
     };
-    Ok(trefoil_run::compare(&contenders, &[graph], inputs, &options, &mut show)?)
+    // Where a prediction rests on whole measurements these are taken again before each round, so that its error can be told
+    // apart from the machine's drift.
+    let plan = plans.iter().find(|(name, ..)| name == PLAN).or(plans.first()).map(|(_, plan, _)| plan);
+    let measure = context::profile_options(&settings.model, &settings.measure, settings.show.strict)?;
+    let mut calibrate = |_| -> Result<BTreeMap<String, f64>, CliError> {
+        let Some(plan) = plan.filter(|_| !profile.measurements.is_empty()) else { return Ok(BTreeMap::new()) };
+        let fresh = trefoil_profile::remeasure(prepared, graph, plan, profile, &measure, context::stop_flag())?;
+        let mut predictions: BTreeMap<String, f64> =
+            fresh.whole.iter().filter_map(|(unit, ms)| Some((unit.to_string(), (*ms)?))).collect();
+        predictions.extend(repriced(plan, &fresh).map(|ms| (PLAN.to_owned(), ms)));
+        Ok(predictions)
+    };
+    trefoil_run::compare_calibrated(&contenders, &[graph], inputs, &options, &mut show, &mut calibrate)
+}
+
+/// The plan's predicted time with its segments' costs as measured anew.
+fn repriced(plan: &Plan, fresh: &trefoil_profile::Remeasured) -> Option<f64> {
+    if let [segment] = plan.segments.as_slice() {
+        return *fresh.whole.get(&segment.unit)?;
+    }
+    let mut plan = plan.clone();
+    for task in &mut plan.tasks {
+        if let trefoil_core::Work::Segment { segment } = task.work {
+            task.cost.ms = (*fresh.segments.get(segment.0 as usize)?)?;
+        }
+    }
+    Some(trefoil_plan::simulate(&plan, &trefoil_plan::SimulationModel::default()).ok()?.makespan_ms)
 }
 
 /// Outputs in model order; one that is an input or a constant comes from the trace.

@@ -2,7 +2,7 @@
 
 use crate::TraceStore;
 use crate::protocol::{Failure, Item, ItemResult, Sampling};
-use crate::sampling::{Pacer, calmest, milliseconds};
+use crate::sampling::{Pacer, milliseconds, typical};
 use crate::tolerance::{Deviation, compare};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -178,18 +178,35 @@ impl Loaded {
         outcome
     }
 
+    /// Begins a batch that is filled by [`Loaded::time_once`].
+    pub fn open_batch(&mut self) {
+        self.batches.push(Batch::default());
+    }
+
+    /// One more sample of the batch begun last.
+    pub fn time_once(&mut self) -> Result<(), Failure> {
+        let began = Instant::now();
+        let parts = self.execute()?;
+        let total = milliseconds(began, Instant::now());
+        match self.batches.last_mut() {
+            Some(batch) => batch.push(total, parts),
+            None => self.batches.push(Batch { total: vec![total], ..Batch::default() }),
+        }
+        Ok(())
+    }
+
     /// Summarises the batches.
     pub fn finish(&mut self) -> Result<ItemResult, Failure> {
         let mut batches = std::mem::take(&mut self.batches);
         let mut totals: Vec<Vec<f64>> = batches.iter_mut().map(|batch| std::mem::take(&mut batch.total)).collect();
-        let Some((index, total)) = calmest(&mut totals) else { return Err(Failure::new("run", "no sample was taken")) };
-        let calm = &mut batches[index];
+        let Some((index, total)) = typical(&mut totals) else { return Err(Failure::new("run", "no sample was taken")) };
+        let batch = &mut batches[index];
         let timing = Timing {
             total: Some(total),
-            h2d: Samples::from_values(&mut calm.h2d),
-            dispatch: Samples::from_values(&mut calm.dispatch),
-            exec: Samples::from_values(&mut calm.exec),
-            d2h: Samples::from_values(&mut calm.d2h),
+            h2d: Samples::from_values(&mut batch.h2d),
+            dispatch: Samples::from_values(&mut batch.dispatch),
+            exec: Samples::from_values(&mut batch.exec),
+            d2h: Samples::from_values(&mut batch.d2h),
         };
         let last: Vec<u64> = self.outputs.iter().map(|tensor| fingerprint(tensor.bytes())).collect();
         Ok(ItemResult { timing, deviation: self.deviation.take(), repeatable: last == self.first_outputs })

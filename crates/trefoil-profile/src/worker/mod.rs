@@ -8,7 +8,7 @@ mod threads;
 use crate::StoreWriter;
 use crate::power::PowerMeter;
 use crate::protocol::{Answer, Failure, Hello, Item, ItemAnswer, Job, PROTOCOL_VERSION, Reply, Request, Sampling};
-use crate::sampling::milliseconds;
+use crate::sampling::{Pacer, milliseconds};
 use execution::Loaded;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -104,7 +104,9 @@ impl Server {
                     store_outputs(&loaded, &into).map_err(|error| Failure::new("run", &error.to_string()))
                 })
                 .map(|()| Answer::Evaluated),
-            Job::Measure { items, sampling } => Ok(Answer::Measured { items: self.measure(&items, sampling) }),
+            Job::Measure { items, chained, sampling } => {
+                Ok(Answer::Measured { items: self.measure(&items, chained, sampling) })
+            }
             Job::NodeTimes { item, runs, cap_ms } => {
                 let nodes = self.thread(&item.unit.clone()).run(move |_| node_times(&item, runs, cap_ms))?;
                 Ok(Answer::Nodes { nodes })
@@ -146,8 +148,8 @@ impl Server {
         })
     }
 
-    /// Loads all items, then times them in alternating batches.
-    fn measure(&mut self, items: &[Item], sampling: Sampling) -> Vec<ItemAnswer> {
+    /// Loads all items, then times them in alternating batches; the first `chained` share theirs (see [`Job::Measure`]).
+    fn measure(&mut self, items: &[Item], chained: usize, sampling: Sampling) -> Vec<ItemAnswer> {
         // Each item lives on its unit's thread under a name; items that are not to be kept get one for this job.
         let names: Vec<String> =
             items.iter().enumerate().map(|(n, item)| item.keep.clone().unwrap_or(format!("\u{0}{n}"))).collect();
@@ -163,19 +165,17 @@ impl Server {
             });
             answers.push(loaded.err());
         }
-        for _ in 0..crate::sampling::Pacer::new(sampling).batches() {
-            for ((item, name), answer) in items.iter().zip(&names).zip(&mut answers) {
-                if answer.is_some() {
-                    continue;
+        let pacer = Pacer::new(sampling);
+        let chained = chained.min(items.len());
+        for _ in 0..pacer.batches() {
+            // A chain with a broken link is not what the plan would run: nothing of it is timed.
+            if chained > 0 && answers[..chained].iter().all(Option::is_none) {
+                self.chain_batch(&items[..chained], &names, &mut answers, &pacer);
+            }
+            for ((item, name), answer) in items.iter().zip(&names).zip(&mut answers).skip(chained) {
+                if answer.is_none() {
+                    *answer = self.with_kept(&item.unit, name, Loaded::time_batch).err();
                 }
-                let name = name.clone();
-                *answer = self
-                    .thread(&item.unit)
-                    .run(move |session| match session.kept.get_mut(&name) {
-                        Some(loaded) => loaded.time_batch(),
-                        None => Err(Failure::new("run", "lost its compiled sub-model")),
-                    })
-                    .err();
             }
         }
         let mut results = Vec::new();
@@ -197,6 +197,43 @@ impl Server {
         }
         results
     }
+
+    /// Executes the items one after another until the batch is full or the chain has used up its share of the cap.
+    fn chain_batch(&mut self, items: &[Item], names: &[String], answers: &mut [Option<Failure>], pacer: &Pacer) {
+        let (runs, cap) = pacer.batch_limits();
+        let began = Instant::now();
+        for pass in 0..runs {
+            for ((item, name), answer) in items.iter().zip(names).zip(&mut *answers) {
+                let timed = self.with_kept(&item.unit, name, move |loaded| {
+                    if pass == 0 {
+                        loaded.open_batch();
+                    }
+                    loaded.time_once()
+                });
+                if let Err(failure) = timed {
+                    *answer = Some(failure);
+                    return;
+                }
+            }
+            if began.elapsed() > cap * items.len() as u32 {
+                break;
+            }
+        }
+    }
+
+    /// Does something with a kept sub-model on its unit's thread.
+    fn with_kept(
+        &mut self,
+        unit: &Unit,
+        name: &str,
+        act: impl FnOnce(&mut Loaded) -> Result<(), Failure> + Send + 'static,
+    ) -> Result<(), Failure> {
+        let name = name.to_owned();
+        self.thread(unit).run(move |session| match session.kept.get_mut(&name) {
+            Some(loaded) => act(loaded),
+            None => Err(Failure::new("run", "lost its compiled sub-model")),
+        })
+    }
 }
 
 fn store_outputs(loaded: &Loaded, into: &std::path::Path) -> Result<(), crate::ProfileError> {
@@ -212,7 +249,7 @@ fn store_outputs(loaded: &Loaded, into: &std::path::Path) -> Result<(), crate::P
 ///
 /// Some backends report the last execution, others means over all executions since compilation, the cold first one
 /// included, which can be a hundred times longer than the rest. From several readings [`is_mean`] tells which, and of
-/// means the difference of two readings gives the executions between them. Otherwise the calmest reading stands.
+/// means the difference of two readings gives the executions between them. Otherwise the lowest reading stands.
 fn node_times(item: &Item, runs: u32, cap_ms: f64) -> Result<Option<Vec<NodeTime>>, Failure> {
     let mut loaded = Loaded::load(item)?;
     loaded.execute()?;

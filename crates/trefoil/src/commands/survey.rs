@@ -51,6 +51,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), CliError> {
                 let mut value = job.json();
                 value["name"] = json!(entry.name);
                 value["prediction_error"] = json!(job.plan_result().and_then(Job::prediction_error));
+                value["paired_error"] = json!(job.plan_result().and_then(|result| result.paired_error));
                 value["mixed_wins"] =
                     json!(job.verdict.uses_plan && job.verdict.reason == trefoil_run::Reason::PlanFaster);
                 value["speed_up"] = value["plan"]["speed_up"].clone();
