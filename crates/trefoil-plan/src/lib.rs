@@ -17,6 +17,7 @@ mod cuts;
 pub mod error;
 mod estimate;
 pub mod explain;
+pub mod generate;
 mod interval;
 mod order;
 mod request;
