@@ -123,4 +123,18 @@ pub enum PlanError {
         /// Which tasks wait for what.
         reason: String,
     },
+    /// A hand-made scheduling problem contradicts itself.
+    #[error("the scheduling problem is malformed: {reason}")]
+    Problem {
+        /// What is wrong, with the job's operator.
+        reason: String,
+    },
+    /// Models that are planned together were not measured on the same machine or units.
+    #[error("model `{model}` cannot be planned with the others: {reason}")]
+    Workload {
+        /// The model.
+        model: String,
+        /// Why not.
+        reason: String,
+    },
 }

@@ -13,12 +13,16 @@
 
 mod assemble;
 mod audit;
+mod bounds;
 mod cuts;
+mod engine;
 pub mod error;
 mod estimate;
 pub mod explain;
+mod factors;
 mod interval;
 mod order;
+pub mod problem;
 mod request;
 mod sequential;
 pub mod simulate;
@@ -29,8 +33,11 @@ mod whole;
 
 pub use audit::{EstimateCheck, estimate_audit, unmeasured_segments};
 pub use error::PlanError;
+pub use factors::Factors;
 pub use explain::{Alternative, Explanation, explain};
-pub use request::{Pin, PlanOptions, PlanRequest};
+pub use bounds::{Bound, BoundKind, model_bound};
+pub use problem::{Problem, Schedule};
+pub use request::{Budget, Clock, Pin, PlanOptions, PlanRequest};
 pub use sequential::sequential_dp;
 pub use simulate::{Simulation, SimulationModel, simulate};
 pub use whole::{Baseline, baselines, import};
