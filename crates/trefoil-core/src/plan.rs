@@ -125,6 +125,22 @@ pub struct PlannedModel {
     pub operators: u32,
 }
 
+/// One request of a plan that serves several: an item of a model, when it arrives and what is asked of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlannedRequest {
+    /// Index of the model in [`Plan::models`].
+    pub model: u32,
+    /// The item, as in [`Task::item`].
+    pub item: u32,
+    /// No task of the item starts before, in milliseconds of the plan's clock.
+    pub arrival_ms: f64,
+    /// When the item should be complete, in milliseconds of the plan's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<f64>,
+    /// Its weight beside the other requests.
+    pub weight: f64,
+}
+
 /// A plan. Serialised as the plan file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -138,6 +154,9 @@ pub struct Plan {
     pub objective: Objective,
     /// Models.
     pub models: Vec<PlannedModel>,
+    /// Requests with their arrivals; empty when there is one request, which is there from the start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<PlannedRequest>,
     /// Units used, with their resources.
     pub units: Vec<Unit>,
     /// Segments.
@@ -197,6 +216,7 @@ impl Plan {
                 granularity: graph.granularity,
                 operators: graph.len() as u32,
             }],
+            requests: Vec::new(),
             units: vec![unit.clone()],
             segments: vec![Segment {
                 model: 0,
@@ -255,7 +275,8 @@ impl Plan {
     }
 
     /// Checks the plan against the graphs it is for (in the order of [`Plan::models`]): version, fingerprints, every
-    /// operator covered exactly once, segments convex with the right boundary, task order sane.
+    /// operator covered, and by one segment only or by segments of which no item and iteration executes two, segments
+    /// convex with the right boundary, task order sane.
     ///
     /// # Errors
     /// [`CoreError::Version`], [`CoreError::WrongModel`] or [`CoreError::Graph`] with what is wrong.
@@ -293,14 +314,23 @@ impl Plan {
         }
         for (model, graph) in graphs.iter().enumerate() {
             let fail = |reason: String| Err(CoreError::Graph { model: graph.model.clone(), reason });
-            let mut covered = vec![false; graph.len()];
+            // Segments that cover an operator: items and iterations may split a model differently.
+            let mut covered: Vec<Vec<usize>> = vec![Vec::new(); graph.len()];
+            let mut apart = BTreeMap::new();
             for (index, segment) in self.segments.iter().enumerate().filter(|(_, s)| s.model as usize == model) {
                 let set: BTreeSet<_> = segment.operators.iter().copied().collect();
                 for &id in &set {
                     match covered.get_mut(id.index()) {
                         None => return fail(format!("plan segment {index} names operator {id}, which does not exist")),
-                        Some(seen) if *seen => return fail(format!("plan covers operator {id} twice")),
-                        Some(seen) => *seen = true,
+                        Some(others) => {
+                            let mut apart = |other| {
+                                *apart.entry((other, index)).or_insert_with(|| self.run_apart(other, index))
+                            };
+                            if !others.iter().all(|&other| apart(other)) {
+                                return fail(format!("plan covers operator {id} twice"));
+                            }
+                            others.push(index);
+                        }
                     }
                 }
                 if !graph.is_convex(&set) {
@@ -311,7 +341,7 @@ impl Plan {
                     return fail(format!("plan segment {index} on {} states a wrong boundary", segment.unit));
                 }
             }
-            if let Some(missing) = covered.iter().position(|seen| !seen) {
+            if let Some(missing) = covered.iter().position(Vec::is_empty) {
                 return fail(format!("plan leaves out operator {missing} `{}`", graph.operators[missing].name));
             }
         }
@@ -330,6 +360,16 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// Whether both segments are executed and no item and iteration executes both.
+    fn run_apart(&self, first: usize, second: usize) -> bool {
+        let runs = |segment: usize| -> BTreeSet<(u32, u32)> {
+            let executes = |task: &&Task| task.work == Work::Segment { segment: SegmentId(segment as u32) };
+            self.tasks.iter().filter(executes).map(|task| (task.item, task.iteration)).collect()
+        };
+        let (first, second) = (runs(first), runs(second));
+        !first.is_empty() && !second.is_empty() && first.is_disjoint(&second)
     }
 
     /// Checks that every measurement the plan cites is in the profile.

@@ -212,6 +212,7 @@ pub(crate) fn assemble(view: &CostView<'_>, method: &str, pieces: &[Piece]) -> R
             granularity: graph.granularity,
             operators: graph.len() as u32,
         }],
+        requests: Vec::new(),
         units,
         all_measured: priced.pieces.iter().all(|piece| piece.segment.whole),
         segments,

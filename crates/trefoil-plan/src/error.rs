@@ -123,4 +123,26 @@ pub enum PlanError {
         /// Which tasks wait for what.
         reason: String,
     },
+    /// A change of the machine did not parse.
+    #[error("`{text}` is no change of the machine ({reason}); write slow:UNIT=1.5, without:UNIT or busy:UNIT=4")]
+    WhatIfSyntax {
+        /// As given.
+        text: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A hand-made scheduling problem contradicts itself.
+    #[error("the scheduling problem is malformed: {reason}")]
+    Problem {
+        /// What is wrong, with the job's operator.
+        reason: String,
+    },
+    /// Models that are planned together were not measured on the same machine or units.
+    #[error("model `{model}` cannot be planned with the others: {reason}")]
+    Workload {
+        /// The model.
+        model: String,
+        /// Why not.
+        reason: String,
+    },
 }

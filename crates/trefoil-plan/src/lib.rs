@@ -13,27 +13,44 @@
 
 mod assemble;
 mod audit;
+mod bounds;
+mod certificate;
 mod cuts;
+mod diff;
+mod engine;
 pub mod error;
 mod estimate;
 pub mod explain;
+mod factors;
 pub mod generate;
 mod interval;
+pub mod list_scheduling;
 mod order;
+pub mod pareto;
+mod port;
+pub mod problem;
 mod request;
 mod sequential;
 pub mod simulate;
 #[doc(hidden)]
 pub mod testing;
 mod view;
+mod what_if;
 mod whole;
 
 pub use audit::{EstimateCheck, estimate_audit, unmeasured_segments};
+pub use certificate::{CERTIFICATE_FORMAT, CERTIFICATE_VERSION, certificate};
+pub use diff::{Move, PlanDiff, PlanSummary, diff};
 pub use error::PlanError;
+pub use factors::Factors;
 pub use explain::{Alternative, Explanation, explain};
-pub use request::{Pin, PlanOptions, PlanRequest};
+pub use bounds::{Bound, BoundKind, model_bound};
+pub use port::{Basis, Port, ports};
+pub use problem::{Problem, Schedule};
+pub use request::{Budget, Clock, Pin, PlanOptions, PlanRequest};
 pub use sequential::sequential_dp;
 pub use simulate::{Simulation, SimulationModel, simulate};
+pub use what_if::{Replay, WhatIf, what_if};
 pub use whole::{Baseline, baselines, import};
 
 use trefoil_core::{Objective, Plan, UnitAddress};

@@ -8,7 +8,7 @@
 //!   of jobs at a time, best exchange of time for energy (or memory) first, each scored by the simulator.
 
 use crate::list_scheduling::{fastest_unit, heft, ranked};
-use crate::problem::{Goal, Problem, Schedule};
+use crate::problem::{Problem, Schedule};
 use std::collections::BTreeMap;
 
 /// What a plan costs.
@@ -159,6 +159,8 @@ struct Chain<'p> {
     limited: Vec<usize>,
     /// Watts per unit; 0 where some are unknown, so that energy decides nothing.
     watts: Vec<f64>,
+    /// Tensors that each job reads.
+    reads: Vec<Vec<usize>>,
 }
 
 fn chain_front(problem: &Problem, order: &[u32], weights: &Weights) -> Option<Front> {
@@ -177,14 +179,21 @@ fn chain_front(problem: &Problem, order: &[u32], weights: &Weights) -> Option<Fr
         return None;
     }
     let known = problem.units().iter().all(|unit| unit.watts.is_some());
+    let mut reads = vec![Vec::new(); order.len()];
+    for (index, tensor) in problem.tensors().iter().enumerate() {
+        tensor.consumers.iter().for_each(|&job| reads[job as usize].push(index));
+    }
     let chain = Chain {
+        reads,
         problem,
         weights,
         bit,
         limited: (0..units).filter(|&unit| problem.units()[unit].memory_bytes.is_some()).collect(),
         watts: problem.units().iter().map(|unit| if known { unit.watts.unwrap_or(0.0) } else { 0.0 }).collect(),
     };
-    let limit = (MOST_LABELS / (order.len().max(1) * units)).clamp(8, 4_096);
+    // Without memory to weigh, labels are dominated in one sweep; with it every pair is compared.
+    let most = if chain.is_flat() { 4_096 } else { 256 };
+    let limit = (MOST_LABELS / (order.len().max(1) * units)).clamp(8, most);
     let mut exact = true;
     // Every state's labels, kept for walking back.
     let mut levels: Vec<Vec<Vec<Label>>> = Vec::with_capacity(order.len());
@@ -236,7 +245,7 @@ impl Chain<'_> {
             return Vec::new();
         }
         let read = |from: usize| -> f64 {
-            let tensors = problem.tensors().iter().filter(|tensor| tensor.consumers.contains(&job));
+            let tensors = self.reads[job as usize].iter().map(|&tensor| &problem.tensors()[tensor]);
             tensors.map(|tensor| tensor.transfer_ms[if tensor.producer.is_some() { from } else { units } * units + unit]).sum()
         };
         let start = Label { ms: 0.0, joules: 0.0, memory: 0, held: vec![0; self.limited.len()], loaded: 0, parent: 0 };
@@ -275,6 +284,11 @@ impl Chain<'_> {
         labels
     }
 
+    /// Whether time and energy are all that tells partial plans of one state apart.
+    fn is_flat(&self) -> bool {
+        self.limited.is_empty() && self.bit.iter().all(Option::is_none)
+    }
+
     fn handover(&self, job: u32, unit: usize) -> f64 {
         let made = self.problem.tensors().iter().filter(|tensor| tensor.producer == Some(job) && tensor.is_output);
         made.map(|tensor| tensor.to_host_ms[unit]).sum()
@@ -284,8 +298,13 @@ impl Chain<'_> {
     fn prune(&self, labels: &mut Vec<Label>, limit: usize) -> bool {
         labels.sort_by(|a, b| a.ms.total_cmp(&b.ms).then(a.joules.total_cmp(&b.joules)).then(a.memory.cmp(&b.memory)));
         let mut kept: Vec<Label> = Vec::new();
+        let flat = self.is_flat();
         for label in labels.drain(..) {
-            if !kept.iter().rev().any(|other| self.beats(other, &label)) {
+            if flat {
+                if kept.last().is_none_or(|last| label.joules < last.joules) {
+                    kept.push(label);
+                }
+            } else if !kept.iter().rev().any(|other| self.beats(other, &label)) {
                 kept.push(label);
             }
         }
@@ -429,9 +448,4 @@ fn walk(problem: &Problem, from: &Schedule, to: &Schedule) -> Vec<Schedule> {
         steps.push(ranked(problem, unit_of.clone()));
     }
     steps
-}
-
-/// What the front needs of a problem's goal: none. Named here so that callers need not know.
-pub(crate) fn goal_of(energy: bool) -> Goal {
-    if energy { Goal::Energy } else { Goal::Makespan }
 }

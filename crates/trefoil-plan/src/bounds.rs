@@ -1,0 +1,328 @@
+//! Lower bounds on what any schedule of a [`Problem`] costs.
+//!
+//! Every number here holds for all schedules under the problem's cost model: work is never faster than its time alone times
+//! the smallest slowdown factor its unit can see, whoever runs beside it.
+//!
+//! * **Critical path.** `c(j, u)`, the earliest end of job j on unit u: the latest of its inputs, each from the unit that
+//!   makes that earliest, transfer included, plus its own time.
+//! * **Load.** `min T: Σ_u x_ju = 1, Σ_{u ∋ r} Σ_j x_ju · t_ju ≤ T` for every resource r, the fractional assignment. By
+//!   duality it is `max_λ Σ_j min_u t_ju · Σ_{r ∈ u} λ_r` over weights λ of the resources that sum to 1, and **any** λ
+//!   gives a valid bound, so λ is the certificate.
+//! * **Series.** A job that is before or after every other one (a cut) splits time: all before it end before it starts. The
+//!   load bound then holds between every two cuts, and adds up with the critical path over them.
+
+use crate::engine::Rows;
+use crate::problem::{Goal, Problem};
+
+/// What a bound rests on.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BoundKind {
+    /// The longest chain of dependent work.
+    CriticalPath,
+    /// Chains over cuts, with load bounds between them.
+    Series,
+    /// The load of resources: one weight per resource, summing to 1.
+    Load(Vec<f64>),
+    /// Every job at its least energy, plus idling for the makespan's bound.
+    Energy,
+    /// Every request at its own critical path.
+    Requests,
+}
+
+/// A lower bound on the goal's value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Bound {
+    /// The bound, in the goal's unit.
+    pub value: f64,
+    /// What it rests on.
+    pub kind: BoundKind,
+}
+
+/// Rounds of weight updates for a whole problem and between two cuts.
+const ROUNDS: usize = 300;
+const BLOCK_ROUNDS: usize = 40;
+/// Problems above this many jobs get fewer rounds, so that bounding stays cheap.
+const MANY_JOBS: usize = 4_000;
+
+/// A lower bound on the value of every schedule of the problem.
+pub fn model_bound(problem: &Problem) -> Bound {
+    let least = LeastTimes::new(problem);
+    let ends = least.earliest_ends(problem, false);
+    let path = problem_end(problem, &least, &ends);
+    match problem.goal() {
+        Goal::Makespan => {
+            let series = problem_end(problem, &least, &least.earliest_ends(problem, true));
+            let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
+            let rounds = if all.len() > MANY_JOBS { ROUNDS / 4 } else { ROUNDS };
+            let (load, weights) = least.load(problem, &all, rounds);
+            let earliest = problem.requests().iter().map(|request| request.release_ms).fold(f64::INFINITY, f64::min);
+            let load = load + if earliest.is_finite() { earliest } else { 0.0 };
+            if load >= series && load > path {
+                Bound { value: load, kind: BoundKind::Load(weights) }
+            } else if series > path {
+                Bound { value: series, kind: BoundKind::Series }
+            } else {
+                Bound { value: path, kind: BoundKind::CriticalPath }
+            }
+        }
+        Goal::WeightedCompletion => {
+            let mut completion = vec![0.0f64; problem.requests().len()];
+            for (job, details) in problem.jobs().iter().enumerate() {
+                let slot = &mut completion[details.request as usize];
+                *slot = slot.max(least.end_with_handover(problem, &ends, job));
+            }
+            let (mut sum, mut weights) = (0.0, 0.0);
+            for (request, end) in problem.requests().iter().zip(completion) {
+                sum += request.weight * (end - request.release_ms).max(0.0);
+                weights += request.weight;
+            }
+            Bound { value: if weights > 0.0 { sum / weights } else { 0.0 }, kind: BoundKind::Requests }
+        }
+        Goal::Energy => {
+            let idle = problem.idle_watts().unwrap_or(0.0);
+            let work: f64 = (0..problem.jobs().len()).map(|job| least.joules(problem, job, idle)).sum();
+            Bound { value: (work + idle * path / 1e3).max(0.0), kind: BoundKind::Energy }
+        }
+    }
+}
+
+fn problem_end(problem: &Problem, least: &LeastTimes, ends: &[f64]) -> f64 {
+    (0..problem.jobs().len()).map(|job| least.end_with_handover(problem, ends, job)).fold(0.0, f64::max)
+}
+
+/// The least that anything can take, whoever runs beside it.
+pub(crate) struct LeastTimes {
+    units: usize,
+    /// Smallest slowdown factor by unit and class.
+    factor: Vec<[f64; 2]>,
+    /// Row-major jobs × units.
+    ms: Vec<f64>,
+}
+
+impl LeastTimes {
+    pub fn new(problem: &Problem) -> Self {
+        let units = problem.units().len();
+        let factor: Vec<[f64; 2]> = (0..units)
+            .map(|unit| {
+                [0, 1].map(|class| {
+                    problem.platform.factors.least(unit, class, |other| !problem.conflict(unit, other))
+                })
+            })
+            .collect();
+        let dense = &problem.dense;
+        let ms = dense
+            .ms
+            .iter()
+            .zip(&dense.class)
+            .enumerate()
+            .map(|(at, (ms, &class))| ms * factor[at % units][class as usize])
+            .collect();
+        Self { units, factor, ms }
+    }
+
+    pub fn ms(&self, job: usize, unit: usize) -> f64 {
+        self.ms[job * self.units + unit]
+    }
+
+    /// Smallest factor of transfers to a unit.
+    pub fn transfer_factor(&self, unit: usize) -> f64 {
+        self.factor[unit][1]
+    }
+
+    /// `c(j, u)`, row-major jobs × units; with `series` also the loads between cuts.
+    pub fn earliest_ends(&self, problem: &Problem, series: bool) -> Vec<f64> {
+        let (dense, units) = (&problem.dense, self.units);
+        let mut ends = vec![f64::INFINITY; self.ms.len()];
+        let blocks = if series { Blocks::new(problem) } else { Blocks::default() };
+        let mut before_cut = 0.0;
+        for &job in &dense.order {
+            let job = job as usize;
+            let cut = blocks.number.get(job).copied().flatten();
+            let mut floor = dense.release[job];
+            if let Some(cut) = cut {
+                let inside = &blocks.inside[cut];
+                if inside.len() > 1 {
+                    floor = floor.max(before_cut + self.load(problem, inside, BLOCK_ROUNDS).0);
+                }
+            }
+            for unit in 0..units {
+                let mut start = floor;
+                for &tensor in dense.inputs.row(job) {
+                    let tensor = tensor as usize;
+                    let price = |from: usize| dense.transfer(tensor, from, unit) * self.transfer_factor(unit);
+                    let there = match dense.producer[tensor] {
+                        u32::MAX => dense.tensor_release[tensor] + price(units),
+                        maker => (0..units)
+                            .map(|from| ends[maker as usize * units + from] + price(from))
+                            .fold(f64::INFINITY, f64::min),
+                    };
+                    start = start.max(there);
+                }
+                ends[job * units + unit] = start + self.ms(job, unit);
+            }
+            if cut.is_some() {
+                before_cut = (0..units).map(|unit| ends[job * units + unit]).fold(f64::INFINITY, f64::min);
+            }
+        }
+        if let Some(inside) = blocks.inside.last().filter(|inside| series && inside.len() > 1) {
+            // What follows the last cut: its load, as the end of any of its jobs.
+            let floor = before_cut + self.load(problem, inside, BLOCK_ROUNDS).0;
+            if let Some(&job) = inside.first() {
+                // The bound is on the makespan; it is kept on one job, from which nothing else is derived any more.
+                for end in &mut ends[job as usize * units..][..units] {
+                    *end = end.max(floor);
+                }
+            }
+        }
+        ends
+    }
+
+    /// Earliest end of a job and of handing over what it makes for the host.
+    pub fn end_with_handover(&self, problem: &Problem, ends: &[f64], job: usize) -> f64 {
+        let (dense, units) = (&problem.dense, self.units);
+        (0..units)
+            .map(|unit| ends[job * units + unit] + self.handover(dense.outputs.row(job), problem, unit))
+            .fold(f64::INFINITY, f64::min)
+    }
+
+    /// Time to hand over a job's outputs from a unit.
+    fn handover(&self, outputs: &[u32], problem: &Problem, unit: usize) -> f64 {
+        let handed = outputs.iter().map(|&tensor| problem.dense.to_host[tensor as usize * self.units + unit]);
+        handed.sum::<f64>() * self.transfer_factor(unit)
+    }
+
+    /// The load bound of some jobs and the weights that show it.
+    pub fn load(&self, problem: &Problem, jobs: &[u32], rounds: usize) -> (f64, Vec<f64>) {
+        let units = self.units;
+        let resources = problem.resources().len();
+        let times: Vec<f64> = jobs
+            .iter()
+            .flat_map(|&job| {
+                (0..units).map(move |unit| (job, unit))
+            })
+            .map(|(job, unit)| {
+                self.ms(job as usize, unit)
+                    + self.handover(problem.dense.outputs.row(job as usize), problem, unit)
+            })
+            .collect();
+        // Only resources that some unit holds can carry weight.
+        let mut weights = vec![1.0 / resources as f64; resources];
+        let mut best = (0.0, weights.clone());
+        let mut loads = vec![0.0; resources];
+        for round in 0..rounds.max(1) {
+            let price: Vec<f64> = problem
+                .platform
+                .unit_resources
+                .iter()
+                .map(|held| held.iter().map(|&resource| weights[resource as usize]).sum())
+                .collect();
+            loads.fill(0.0);
+            let mut value = 0.0;
+            for row in times.chunks_exact(units) {
+                let (mut least, mut chosen) = (f64::INFINITY, 0);
+                for (unit, (time, price)) in row.iter().zip(&price).enumerate() {
+                    // An infinite time stays infinite whatever its price; 0 · ∞ is NaN and never less.
+                    let cost = time * price;
+                    if cost < least && time.is_finite() {
+                        least = cost;
+                        chosen = unit;
+                    }
+                }
+                value += least;
+                for &resource in &problem.platform.unit_resources[chosen] {
+                    loads[resource as usize] += row[chosen];
+                }
+            }
+            if value > best.0 {
+                best = (value, weights.clone());
+            }
+            let most = loads.iter().copied().fold(0.0, f64::max);
+            if most <= 0.0 {
+                break;
+            }
+            let pace = 1.0 / (1.0 + round as f64).sqrt();
+            for (weight, load) in weights.iter_mut().zip(&loads) {
+                *weight *= (pace * load / most).exp();
+            }
+            let sum: f64 = weights.iter().sum();
+            weights.iter_mut().for_each(|weight| *weight /= sum);
+        }
+        best
+    }
+
+    /// Least energy of a job beyond idling, in joules; its outputs' handovers included.
+    fn joules(&self, problem: &Problem, job: usize, idle: f64) -> f64 {
+        let dense = &problem.dense;
+        (0..self.units)
+            .filter(|&unit| dense.ms(job, unit).is_finite())
+            .map(|unit| {
+                let more = problem.units()[unit].watts.unwrap_or(0.0) - idle;
+                let time = if more >= 0.0 {
+                    self.ms(job, unit) + self.handover(dense.outputs.row(job), problem, unit)
+                } else {
+                    // Drawing less than idling: the longest it can take.
+                    let class = dense.class[job * self.units + unit] as usize;
+                    let made = dense.outputs.row(job).iter();
+                    let handed: f64 = made.map(|&tensor| dense.to_host[tensor as usize * self.units + unit]).sum();
+                    let read: f64 = dense
+                        .inputs
+                        .row(job)
+                        .iter()
+                        .map(|&tensor| {
+                            (0..=self.units).map(|from| dense.transfer(tensor as usize, from, unit)).fold(0.0, f64::max)
+                        })
+                        .sum();
+                    let factors = &problem.platform.factors;
+                    dense.ms(job, unit) * factors.most(unit, class) + (handed + read) * factors.most(unit, 1)
+                };
+                more * time / 1e3
+            })
+            .fold(f64::INFINITY, f64::min)
+    }
+}
+
+/// Cuts (jobs that are before or after every other one) and what lies between them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Blocks {
+    /// Per job: its number among the cuts.
+    pub number: Vec<Option<usize>>,
+    /// Jobs before the first cut, between cuts, after the last; one more than there are cuts.
+    pub inside: Vec<Vec<u32>>,
+}
+
+impl Blocks {
+    pub fn new(problem: &Problem) -> Self {
+        let dense = &problem.dense;
+        let count = problem.jobs().len();
+        let forward = alone(count, &dense.before, &dense.after);
+        let backward = alone(count, &dense.after, &dense.before);
+        let mut number = vec![None; count];
+        let mut inside = vec![Vec::new()];
+        for &job in &dense.order {
+            if forward[job as usize] && backward[job as usize] {
+                number[job as usize] = Some(inside.len() - 1);
+                inside.push(Vec::new());
+            } else if let Some(block) = inside.last_mut() {
+                block.push(job);
+            }
+        }
+        Self { number, inside }
+    }
+}
+
+/// Whether a job was the only ready one when its turn came (Kahn): then all that was left came after it.
+fn alone(count: usize, before: &Rows, after: &Rows) -> Vec<bool> {
+    let mut waiting: Vec<usize> = (0..count).map(|job| before.row(job).len()).collect();
+    let mut ready: Vec<u32> = (0..count as u32).filter(|&job| waiting[job as usize] == 0).collect();
+    let mut result = vec![false; count];
+    while let Some(job) = ready.pop() {
+        result[job as usize] = ready.is_empty();
+        for &next in after.row(job as usize) {
+            waiting[next as usize] -= 1;
+            if waiting[next as usize] == 0 {
+                ready.push(next);
+            }
+        }
+    }
+    result
+}
