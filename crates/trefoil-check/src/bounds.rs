@@ -2,7 +2,7 @@
 
 use crate::costs::Model;
 use crate::json::{Reader, text};
-use crate::machine::Machine;
+use crate::machine::{Class, Machine};
 use crate::schedule::{Schedule, Work};
 use crate::{CheckError, close, close_above};
 use serde_json::Value;
@@ -21,6 +21,51 @@ struct Ground<'a> {
 }
 
 impl Ground<'_> {
+    /// Least milliseconds that an operator can take on a unit, whoever runs beside it.
+    fn fastest(&self, model: usize, operator: usize, unit: usize) -> f64 {
+        let own = self.models[model].operators[operator].class;
+        // The class of a larger segment is that of most of its time, which may be another.
+        let classes = if self.operator_costs { vec![own] } else { vec![Class::Compute, Class::Memory] };
+        let factor = classes.into_iter().map(|class| self.machine.least_factor(unit, class)).fold(1.0, f64::min);
+        let least = self.least(model, operator, unit);
+        if least.is_finite() { least * factor } else { f64::INFINITY }
+    }
+
+    /// Least milliseconds to hand an operator's model outputs over from a unit.
+    fn handover(&self, model: usize, operator: usize, unit: usize) -> f64 {
+        let model = &self.models[model];
+        let outputs = model.operators[operator].outputs.iter().filter(|&&tensor| model.tensors[tensor].is_output);
+        let ms: f64 = outputs.map(|&tensor| model.host_transfer(tensor, unit, self.machine, true)).sum();
+        ms * self.machine.least_factor(unit, Class::Memory)
+    }
+
+    /// The sum over operators of their least times, each at the price that `weights` give its unit's resources.
+    fn weighted(&self, number: usize, operators: std::ops::Range<usize>, weights: &Value) -> Result<f64, CheckError> {
+        let weights: BTreeMap<&str, f64> = weights
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter_map(|(resource, weight)| Some((resource.as_str(), weight.as_f64()?)))
+            .collect();
+        if weights.values().any(|weight| !weight.is_finite() || *weight < 0.0) || !close(weights.values().sum(), 1.0) {
+            return Err(CheckError::Bound("load weights are negative or do not add up to 1".to_owned()));
+        }
+        let price: Vec<f64> = self
+            .machine
+            .units
+            .iter()
+            .map(|unit| unit.resources.iter().filter_map(|resource| weights.get(resource.as_str())).sum())
+            .collect();
+        let least = |at: usize| {
+            let prices = (0..self.units()).filter_map(|unit| {
+                let ms = self.fastest(number, at, unit) + self.handover(number, at, unit);
+                ms.is_finite().then(|| ms * price[unit])
+            });
+            prices.reduce(f64::min).unwrap_or(0.0)
+        };
+        Ok(operators.map(least).sum())
+    }
+
     /// Least milliseconds that an operator can add to a plan when it runs on the unit, undisturbed.
     fn least(&self, model: usize, operator: usize, unit: usize) -> f64 {
         let model = &self.models[model];
@@ -126,103 +171,119 @@ fn serial(ground: &Ground<'_>) -> f64 {
 }
 
 /// `potentials[i][u]`: operator i on unit u ends no earlier. Checked edge by edge: an operator ends at its own least time
-/// after the last of its inputs, which was made at its potential on some unit and brought over.
+/// after the last of its inputs, which was made at its potential on some unit and brought over. A cut (an operator that comes
+/// before or after every other one) moreover starts only after everything since the cut before, which takes at least its
+/// weighted load.
 fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     let machine = ground.machine;
     let number = CERTIFICATE.index(proof, "model", ground.models.len())?;
     let model = &ground.models[number];
-    let units = ground.units();
+    let (units, count) = (ground.units(), model.operators.len());
     let potentials = CERTIFICATE.rows(proof, "potentials", units)?;
-    if potentials.len() != model.operators.len() {
+    if potentials.len() != count {
         return Err(CERTIFICATE.fail("potentials of another number of operators"));
     }
-    let factor: Vec<f64> = (0..units).map(|unit| machine.least_factor(unit)).collect();
-    let mut bound = 0.0f64;
+    let listed = proof.get("cuts").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let tail = proof.get("tail").filter(|tail| !tail.is_null());
+    if (!listed.is_empty() || tail.is_some()) && ground.executions(number) != 1.0 {
+        return Err(CheckError::Bound("cuts split time only where the model is executed once".to_owned()));
+    }
+    let is_cut = cuts_of(model);
+    let mut cuts: BTreeMap<usize, &Value> = BTreeMap::new();
+    for cut in listed {
+        let at = CERTIFICATE.index(cut, "operator", count)?;
+        if !is_cut[at] {
+            return Err(CheckError::Bound(format!("operator {at} is no cut: others run beside it")));
+        }
+        cuts.insert(at, cut.get("weights").unwrap_or(&Value::Null));
+    }
+    let least_end = |at: usize| potentials[at].iter().copied().fold(f64::INFINITY, f64::min);
+    let (mut bound, mut before) = (0.0f64, None);
     for (at, row) in potentials.iter().enumerate() {
+        let since = before.map_or((0, 0.0), |cut: usize| (cut + 1, least_end(cut)));
+        let mut floor = 0.0;
+        if let Some(weights) = cuts.get(&at) {
+            if !weights.is_null() {
+                floor = since.1 + ground.weighted(number, since.0..at, weights)?;
+            }
+            before = Some(at);
+        }
         for (unit, &potential) in row.iter().enumerate() {
-            let own = ground.least(number, at, unit);
+            let own = ground.fastest(number, at, unit);
             if own.is_infinite() {
                 continue;
             }
-            let mut ready = 0.0f64;
+            let factor = machine.least_factor(unit, Class::Memory);
+            let mut ready = floor;
             for &tensor in &model.operators[at].inputs {
                 let edge = &model.tensors[tensor];
                 let arrives = match edge.producer {
-                    None => factor[unit] * model.host_transfer(tensor, unit, machine, false),
+                    None => factor * model.host_transfer(tensor, unit, machine, false),
                     Some(producer) => (0..units)
                         .filter(|&from| model.possible(producer, from))
-                        .map(|from| {
-                            potentials[producer][from] + factor[unit] * machine.transfer(from, unit, edge.bytes)
-                        })
+                        .map(|from| potentials[producer][from] + factor * machine.transfer(from, unit, edge.bytes))
                         .fold(f64::INFINITY, f64::min),
                 };
                 ready = ready.max(arrives);
             }
-            if !close_above(ready + factor[unit] * own, potential) {
+            if !close_above(ready + own, potential) {
                 return Err(CheckError::Bound(format!(
                     "potential {potential} of operator {at} on {} is above {}",
                     machine.units[unit].address,
-                    ready + factor[unit] * own
+                    ready + own
                 )));
             }
         }
-        let handed = |unit: usize| -> f64 {
-            let outputs = model.operators[at].outputs.iter().filter(|&&tensor| model.tensors[tensor].is_output);
-            factor[unit] * outputs.map(|&tensor| model.host_transfer(tensor, unit, machine, true)).sum::<f64>()
-        };
         let least = (0..units)
-            .filter(|&unit| model.possible(at, unit))
-            .map(|unit| row[unit] + handed(unit))
+            .filter(|&unit| ground.fastest(number, at, unit).is_finite())
+            .map(|unit| row[unit] + ground.handover(number, at, unit))
             .fold(f64::INFINITY, f64::min);
         if least.is_finite() {
             bound = bound.max(least);
         }
     }
-    let arrival = ground
-        .schedule
-        .computed_by
-        .keys()
-        .filter(|of| of.0 == number)
-        .map(|of| ground.schedule.arrival(of.0, of.1))
-        .fold(0.0, f64::max);
-    Ok(arrival + bound)
+    if let Some(weights) = tail {
+        let since = before.map_or((0, 0.0), |cut| (cut + 1, least_end(cut)));
+        bound = bound.max(since.1 + ground.weighted(number, since.0..count, weights)?);
+    }
+    let arrivals = ground.schedule.computed_by.keys().filter(|of| of.0 == number);
+    Ok(bound + arrivals.map(|of| ground.schedule.arrival(of.0, of.1)).fold(0.0, f64::max))
+}
+
+/// Operators that come before or after every other one. Operators are in topological order, so one is a cut if everything
+/// before it leads to something no later than it, and everything after it reads something no earlier.
+fn cuts_of(model: &Model) -> Vec<bool> {
+    let count = model.operators.len();
+    let next = |at: usize| {
+        let readers = model.operators[at].outputs.iter().flat_map(|&tensor| &model.tensors[tensor].consumers);
+        readers.copied().min().unwrap_or(usize::MAX)
+    };
+    let last = |at: usize| {
+        let made = model.operators[at].inputs.iter().filter_map(|&tensor| model.tensors[tensor].producer);
+        made.max().map_or(0, |producer| producer + 1)
+    };
+    let mut is_cut = vec![true; count];
+    let mut farthest = 0;
+    for (at, cut) in is_cut.iter_mut().enumerate() {
+        *cut = farthest <= at;
+        farthest = farthest.max(next(at));
+    }
+    // One more than the operator, so that "reads nothing" is 0.
+    let mut nearest = usize::MAX;
+    for (at, cut) in is_cut.iter_mut().enumerate().rev() {
+        *cut &= nearest > at;
+        nearest = nearest.min(last(at));
+    }
+    is_cut
 }
 
 /// `weights`: a price of each resource's time, adding up to 1. Whatever the placement, the dearest resource is busy at least
 /// as long as the weighted mean, and every operator adds at least its cheapest weighted time to that.
 fn load(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
-    let weights: BTreeMap<&str, f64> = proof["weights"]
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter_map(|(resource, weight)| Some((resource.as_str(), weight.as_f64()?)))
-        .collect();
-    if weights.values().any(|weight| !weight.is_finite() || *weight < 0.0) || !close(weights.values().sum(), 1.0) {
-        return Err(CheckError::Bound("load weights are negative or do not add up to 1".to_owned()));
-    }
-    let price: Vec<f64> = ground
-        .machine
-        .units
-        .iter()
-        .enumerate()
-        .map(|(unit, described)| {
-            let held = described.resources.iter().filter_map(|resource| weights.get(resource.as_str()));
-            held.sum::<f64>() * ground.machine.least_factor(unit)
-        })
-        .collect();
+    let weights = proof.get("weights").unwrap_or(&Value::Null);
     let mut total = 0.0;
     for (number, model) in ground.models.iter().enumerate() {
-        let one: f64 = (0..model.operators.len())
-            .map(|at| {
-                let prices = (0..ground.units()).map(|unit| {
-                    let least = ground.least(number, at, unit);
-                    if least.is_finite() { least * price[unit] } else { f64::INFINITY }
-                });
-                prices.fold(f64::INFINITY, f64::min)
-            })
-            .filter(|least| least.is_finite())
-            .sum();
-        total += one * ground.executions(number);
+        total += ground.weighted(number, 0..model.operators.len(), weights)? * ground.executions(number);
     }
     Ok(total)
 }
@@ -230,25 +291,17 @@ fn load(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
 /// Idle power for as long as the proven makespan, plus every operator's least energy above idle.
 fn energy(makespan: f64, ground: &Ground<'_>) -> f64 {
     let idle = ground.machine.idle_watts.unwrap_or(0.0);
-    let above: Vec<f64> = (0..ground.units())
-        .map(|unit| {
-            let watts = ground.machine.units[unit].watts.unwrap_or(0.0);
-            f64::max(watts - idle, 0.0) / 1e3 * ground.machine.least_factor(unit)
-        })
-        .collect();
+    let above = |unit: usize| f64::max(ground.machine.units[unit].watts.unwrap_or(0.0) - idle, 0.0) / 1e3;
     let mut total = idle * makespan / 1e3;
     for (number, model) in ground.models.iter().enumerate() {
-        let one: f64 = (0..model.operators.len())
-            .map(|at| {
-                let prices = (0..ground.units()).map(|unit| {
-                    let least = ground.least(number, at, unit);
-                    if least.is_finite() { least * above[unit] } else { f64::INFINITY }
-                });
-                prices.fold(f64::INFINITY, f64::min)
-            })
-            .filter(|least| least.is_finite())
-            .sum();
-        total += one * ground.executions(number);
+        let least = |at: usize| {
+            let joules = (0..ground.units()).filter_map(|unit| {
+                let ms = ground.fastest(number, at, unit);
+                ms.is_finite().then(|| ms * above(unit))
+            });
+            joules.reduce(f64::min).unwrap_or(0.0)
+        };
+        total += (0..model.operators.len()).map(least).sum::<f64>() * ground.executions(number);
     }
     total
 }

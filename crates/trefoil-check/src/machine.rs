@@ -168,10 +168,11 @@ impl Machine {
         worst.unwrap_or(1.0)
     }
 
-    /// The least factor that can apply to a unit: below 1 only where some unit speeds it up.
-    pub fn least_factor(&self, unit: usize) -> f64 {
+    /// The least factor that can apply to a unit's work of a class: below 1 only where some unit speeds it up.
+    pub fn least_factor(&self, unit: usize, class: Class) -> f64 {
         let own = self.slowdowns.iter().filter(|entry| entry.0.0 == unit);
-        own.flat_map(|entry| entry.1.values().copied()).fold(1.0, f64::min)
+        let factors = own.flat_map(|entry| entry.1.iter()).filter(|entry| entry.0.0 == class);
+        factors.map(|entry| *entry.1).fold(1.0, f64::min)
     }
 
     /// The objective's price of one busy millisecond on each unit.

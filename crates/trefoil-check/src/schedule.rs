@@ -62,6 +62,14 @@ impl Schedule {
                     )));
                 };
                 estimated += usize::from(is_estimate);
+                let weights: f64 = operators.iter().map(|&at| model.operators[at].weight_bytes).sum();
+                let whole = model.sets[unit].contains_key(&operators);
+                if !whole && machine.units[unit].memory_bytes.is_some_and(|most| weights > most) {
+                    return Err(CheckError::Schedule(format!(
+                        "task {index} holds {weights} bytes of weights, more than the memory of {}",
+                        machine.units[unit].address
+                    )));
+                }
                 let class = class_of(model, &operators, unit);
                 (Work::Compute(operators), ms, class)
             } else {

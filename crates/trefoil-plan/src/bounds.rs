@@ -104,9 +104,7 @@ impl LeastTimes {
         let units = problem.units().len();
         let factor: Vec<[f64; 2]> = (0..units)
             .map(|unit| {
-                [0, 1].map(|class| {
-                    problem.platform.factors.least(unit, class, |other| !problem.conflict(unit, other))
-                })
+                [0, 1].map(|class| problem.platform.factors.least(unit, class, |other| !problem.conflict(unit, other)))
             })
             .collect();
         let dense = &problem.dense;
@@ -197,12 +195,9 @@ impl LeastTimes {
         let resources = problem.resources().len();
         let times: Vec<f64> = jobs
             .iter()
-            .flat_map(|&job| {
-                (0..units).map(move |unit| (job, unit))
-            })
+            .flat_map(|&job| (0..units).map(move |unit| (job, unit)))
             .map(|(job, unit)| {
-                self.ms(job as usize, unit)
-                    + self.handover(problem.dense.outputs.row(job as usize), problem, unit)
+                self.ms(job as usize, unit) + self.handover(problem.dense.outputs.row(job as usize), problem, unit)
             })
             .collect();
         // Only resources that some unit holds can carry weight.

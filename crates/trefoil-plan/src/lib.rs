@@ -39,12 +39,13 @@ mod what_if;
 mod whole;
 
 pub use audit::{EstimateCheck, estimate_audit, unmeasured_segments};
+pub use bounds::{Bound, BoundKind, model_bound};
 pub use certificate::{CERTIFICATE_FORMAT, CERTIFICATE_VERSION, certificate};
 pub use diff::{Move, PlanDiff, PlanSummary, diff};
 pub use error::PlanError;
-pub use factors::Factors;
 pub use explain::{Alternative, Explanation, explain};
-pub use bounds::{Bound, BoundKind, model_bound};
+pub use factors::Factors;
+pub use pareto::{PlanFront, pareto_plans};
 pub use port::{Basis, Port, ports};
 pub use problem::{Problem, Schedule};
 pub use request::{Budget, Clock, Pin, PlanOptions, PlanRequest};

@@ -107,7 +107,11 @@ impl MeanCosts {
                 .iter()
                 .map(|tensor| {
                     let pairs = (0..units).flat_map(|from| (0..units).map(move |to| (from, to)));
-                    mean(&mut pairs.filter(|(from, to)| from != to).map(|(from, to)| tensor.transfer_ms[from * units + to]))
+                    mean(
+                        &mut pairs
+                            .filter(|(from, to)| from != to)
+                            .map(|(from, to)| tensor.transfer_ms[from * units + to]),
+                    )
                 })
                 .collect(),
         }
@@ -210,7 +214,9 @@ fn occupy(list: &mut Vec<(f64, f64)>, from: f64, to: f64) {
     }
     let first = list.partition_point(|interval| interval.1 < from);
     let last = list.partition_point(|interval| interval.0 <= to);
-    let joined = list[first..last].iter().fold((from, to), |joined, interval| (joined.0.min(interval.0), joined.1.max(interval.1)));
+    let joined = list[first..last]
+        .iter()
+        .fold((from, to), |joined, interval| (joined.0.min(interval.0), joined.1.max(interval.1)));
     list.splice(first..last, [joined]);
 }
 

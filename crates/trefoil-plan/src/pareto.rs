@@ -9,7 +9,10 @@
 
 use crate::list_scheduling::{fastest_unit, heft, ranked};
 use crate::problem::{Problem, Schedule};
+use crate::view::CostView;
+use crate::{PlanError, PlanOptions, PlanRequest, plan_with};
 use std::collections::BTreeMap;
+use trefoil_core::{Objective, Plan};
 
 /// What a plan costs.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -38,6 +41,77 @@ pub struct FrontPoint {
     pub cost: Cost,
     /// The plan.
     pub schedule: Schedule,
+}
+
+/// The front as plans, by latency.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct PlanFront {
+    /// Each with what it costs when every operator runs alone.
+    pub points: Vec<(Cost, Plan)>,
+    /// Whether it is the whole front.
+    pub exact: bool,
+}
+
+/// The front of a model. `request.objective` does not matter; energies are told where every unit's power is known.
+///
+/// # Errors
+/// [`PlanError::NoSplit`] when no plan obeys the units' memory limits; whatever is wrong with the request.
+pub fn pareto_plans(request: &PlanRequest<'_>, options: &PlanOptions) -> Result<PlanFront, PlanError> {
+    let view = CostView::new(&PlanRequest { objective: Objective::Latency, ..request.clone() })?;
+    let problem = Problem::from_view(&view)?;
+    let mut seeds = Vec::new();
+    if chain_order(&problem).is_none() {
+        for objective in [Objective::Latency, Objective::Energy] {
+            for method in SEEDS {
+                // Energy may not be plannable, and a seed is not owed.
+                if let Ok(plan) = plan_with(method, &PlanRequest { objective, ..request.clone() }, options) {
+                    seeds.push(schedule_of(&problem, &plan));
+                }
+            }
+        }
+    }
+    let front = pareto(&problem, &seeds);
+    if front.points.is_empty() && !problem.jobs().is_empty() {
+        return Err(view.no_split("every plan found exceeds the memory of a unit"));
+    }
+    let points = front
+        .points
+        .iter()
+        .map(|point| Ok((point.cost, problem.to_plan(&[&view], &point.schedule, "pareto", true)?)))
+        .collect::<Result<_, PlanError>>()?;
+    Ok(PlanFront { points, exact: front.exact })
+}
+
+/// Planners whose plans a heuristic front starts from.
+const SEEDS: [&str; 3] = ["dag", "interval", "sequential"];
+
+/// A plan's placement and order, of lone operators.
+pub(crate) fn schedule_of(problem: &Problem, plan: &Plan) -> Schedule {
+    let mut start = vec![0.0; plan.tasks.len()];
+    for span in plan.timeline.lanes.iter().flat_map(|lane| &lane.spans) {
+        start[span.task.0 as usize] = span.start_ms;
+    }
+    let mut place: BTreeMap<(u32, u32, u32, u32), (f64, u32)> = BTreeMap::new();
+    for (task, &start) in plan.tasks.iter().zip(&start) {
+        let trefoil_core::Work::Segment { segment } = task.work else { continue };
+        let segment = &plan.segments[segment.0 as usize];
+        let unit = problem.units().iter().position(|unit| unit.address == segment.unit).unwrap_or(0) as u32;
+        for id in &segment.operators {
+            place.insert((segment.model, task.item, task.iteration, id.0), (start, unit));
+        }
+    }
+    let at: Vec<(f64, u32)> = problem
+        .jobs()
+        .iter()
+        .map(|job| {
+            let operator = job.operators.first().map_or(0, |id| id.0);
+            place.get(&(job.model, job.item, job.iteration, operator)).copied().unwrap_or((0.0, 0))
+        })
+        .collect();
+    let mut order = problem.topological().to_vec();
+    // Stable: operators of one segment, and whatever starts at once, stay in topological order.
+    order.sort_by(|&a, &b| at[a as usize].0.total_cmp(&at[b as usize].0));
+    Schedule::from_jobs(problem, at.iter().map(|place| place.1).collect(), &order)
 }
 
 /// The front, by latency.
@@ -246,7 +320,9 @@ impl Chain<'_> {
         }
         let read = |from: usize| -> f64 {
             let tensors = self.reads[job as usize].iter().map(|&tensor| &problem.tensors()[tensor]);
-            tensors.map(|tensor| tensor.transfer_ms[if tensor.producer.is_some() { from } else { units } * units + unit]).sum()
+            tensors
+                .map(|tensor| tensor.transfer_ms[if tensor.producer.is_some() { from } else { units } * units + unit])
+                .sum()
         };
         let start = Label { ms: 0.0, joules: 0.0, memory: 0, held: vec![0; self.limited.len()], loaded: 0, parent: 0 };
         let mut labels = Vec::new();
@@ -352,7 +428,10 @@ impl Chain<'_> {
 fn undominated(mut points: Vec<FrontPoint>) -> (Vec<FrontPoint>, bool) {
     points.sort_by(|a, b| {
         let key = |cost: &Cost| (cost.energy_j.unwrap_or(0.0), cost.memory_bytes);
-        a.cost.latency_ms.total_cmp(&b.cost.latency_ms).then(key(&a.cost).partial_cmp(&key(&b.cost)).unwrap_or(std::cmp::Ordering::Equal))
+        a.cost
+            .latency_ms
+            .total_cmp(&b.cost.latency_ms)
+            .then(key(&a.cost).partial_cmp(&key(&b.cost)).unwrap_or(std::cmp::Ordering::Equal))
     });
     let mut kept: Vec<FrontPoint> = Vec::new();
     for point in points {
@@ -364,7 +443,8 @@ fn undominated(mut points: Vec<FrontPoint>) -> (Vec<FrontPoint>, bool) {
     let thinned = kept.len() > MOST_POINTS;
     if thinned {
         let last = kept.len() - 1;
-        let wanted: std::collections::BTreeSet<usize> = (0..MOST_POINTS).map(|at| at * last / (MOST_POINTS - 1)).collect();
+        let wanted: std::collections::BTreeSet<usize> =
+            (0..MOST_POINTS).map(|at| at * last / (MOST_POINTS - 1)).collect();
         let mut index = 0;
         kept.retain(|_| {
             index += 1;
@@ -414,9 +494,8 @@ fn walk_front(problem: &Problem, seeds: &[Schedule], weights: &Weights) -> Front
 fn least_energy(problem: &Problem) -> Vec<u32> {
     let watts: Vec<f64> = problem.units().iter().map(|unit| unit.watts.unwrap_or(1.0)).collect();
     let joules = |ms: f64, unit: usize| if ms.is_finite() { ms * watts[unit] } else { f64::INFINITY };
-    let best = |ms: &[f64]| {
-        (0..ms.len()).min_by(|&a, &b| joules(ms[a], a).total_cmp(&joules(ms[b], b))).unwrap_or(0) as u32
-    };
+    let best =
+        |ms: &[f64]| (0..ms.len()).min_by(|&a, &b| joules(ms[a], a).total_cmp(&joules(ms[b], b))).unwrap_or(0) as u32;
     problem.jobs().iter().map(|job| best(&job.ms)).collect()
 }
 

@@ -89,15 +89,16 @@ pub fn ports(method: &str, request: &PlanRequest<'_>, options: &PlanOptions) -> 
     let mut missing: BTreeMap<(String, usize), Vec<OperatorId>> = BTreeMap::new();
     for id in view.graph.ids() {
         for unit in 0..view.unit_count() {
-            if view.table.cost(id, unit).is_none() && view.allowed(id, unit) && best_elsewhere(&view, id, unit).is_some()
+            if view.table.cost(id, unit).is_none()
+                && view.allowed(id, unit)
+                && best_elsewhere(&view, id, unit).is_some()
             {
                 missing.entry((view.graph.operator(id).kind.clone(), unit)).or_default().push(id);
             }
         }
     }
-    let time = |ids: &[OperatorId], unit: usize| -> f64 {
-        ids.iter().filter_map(|&id| best_elsewhere(&view, id, unit)).sum()
-    };
+    let time =
+        |ids: &[OperatorId], unit: usize| -> f64 { ids.iter().filter_map(|&id| best_elsewhere(&view, id, unit)).sum() };
     let mut candidates: Vec<((String, usize), Vec<OperatorId>)> = missing.into_iter().collect();
     candidates.sort_by(|a, b| time(&b.1, b.0.1).total_cmp(&time(&a.1, a.0.1)));
     candidates.truncate(MOST_PORTS);

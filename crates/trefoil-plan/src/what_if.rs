@@ -140,10 +140,8 @@ pub fn what_if(
     let plan = plan_with(method, request, options)?;
     let before = score(request, &plan, &[])?.1;
     let profile = changed(request.profile, changes);
-    let gone: BTreeSet<&UnitAddress> = changes
-        .iter()
-        .filter_map(|change| matches!(change, WhatIf::Without { .. }).then(|| change.unit()))
-        .collect();
+    let gone: BTreeSet<&UnitAddress> =
+        changes.iter().filter_map(|change| matches!(change, WhatIf::Without { .. }).then(|| change.unit())).collect();
     let asked: Vec<UnitAddress> = if request.units.is_empty() {
         request.profile.units.iter().map(|unit| unit.address.clone()).collect()
     } else {
@@ -194,8 +192,10 @@ fn changed(profile: &Profile, changes: &[WhatIf]) -> Profile {
         let WhatIf::Slow { unit, factor } = change else { continue };
         for record in &mut profile.measurements {
             // The destination does the work of a transfer.
-            let (Subject::Operator { .. } | Subject::Segment { .. } | Subject::WholeModel { .. } | Subject::Transfer { .. }) =
-                record.subject
+            let (Subject::Operator { .. }
+            | Subject::Segment { .. }
+            | Subject::WholeModel { .. }
+            | Subject::Transfer { .. }) = record.subject
             else {
                 continue;
             };
@@ -203,7 +203,8 @@ fn changed(profile: &Profile, changes: &[WhatIf]) -> Profile {
                 continue;
             }
             if let Outcome::Ok { timing, nodes, .. } = &mut record.outcome {
-                let parts = [&mut timing.total, &mut timing.h2d, &mut timing.dispatch, &mut timing.exec, &mut timing.d2h];
+                let parts =
+                    [&mut timing.total, &mut timing.h2d, &mut timing.dispatch, &mut timing.exec, &mut timing.d2h];
                 parts.into_iter().flatten().for_each(|samples| scale(samples, *factor));
                 nodes.iter_mut().for_each(|node| node.ms *= factor);
                 if record.origin == Origin::Measured {
@@ -217,9 +218,7 @@ fn changed(profile: &Profile, changes: &[WhatIf]) -> Profile {
 }
 
 fn scale(samples: &mut Samples, factor: f64) {
-    for value in
-        [&mut samples.median, &mut samples.p10, &mut samples.p90, &mut samples.min, &mut samples.max]
-    {
+    for value in [&mut samples.median, &mut samples.p10, &mut samples.p90, &mut samples.min, &mut samples.max] {
         *value *= factor;
     }
 }
@@ -229,7 +228,8 @@ fn repriced(request: &PlanRequest<'_>, plan: &Plan) -> Result<Plan, PlanError> {
     let view = CostView::new(request)?;
     let mut plan = plan.clone();
     let index = |address: &UnitAddress| {
-        view.unit_index(address).ok_or_else(|| CoreError::UnknownUnit { want: address.to_string(), have: view.unit_names() })
+        view.unit_index(address)
+            .ok_or_else(|| CoreError::UnknownUnit { want: address.to_string(), have: view.unit_names() })
     };
     for segment in &mut plan.segments {
         let unit = index(&segment.unit)?;
@@ -359,6 +359,9 @@ fn around(
     let ready: Vec<f64> =
         problem.resources().iter().map(|name| until.get(name.as_str()).copied().unwrap_or(0.0)).collect();
     let schedule = heft_after(&problem, &ready);
-    found.push(("list scheduling with the busy unit joining late".to_owned(), problem.to_plan(&[&view], &schedule, "heft")?));
+    found.push((
+        "list scheduling with the busy unit joining late".to_owned(),
+        problem.to_plan(&[&view], &schedule, "heft", true)?,
+    ));
     Ok(found)
 }

@@ -408,9 +408,7 @@ impl Dense {
                 .map(|job| job.map_or(0.0, |job| requests[jobs[job as usize].request as usize].release_ms))
                 .collect(),
             at_host: (0..tensors.len() as u32)
-                .filter(|&at| {
-                    tensors[at as usize].producer.is_none() && !tensors[at as usize].consumers.is_empty()
-                })
+                .filter(|&at| tensors[at as usize].producer.is_none() && !tensors[at as usize].consumers.is_empty())
                 .collect(),
             weights: limited.then(|| shared_weights(jobs)),
         })
