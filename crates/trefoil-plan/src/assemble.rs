@@ -250,6 +250,13 @@ fn label_tensors(plan: &mut Plan, view: &CostView<'_>) {
     }
 }
 
+/// Whether a plan runs one task after another.
+pub(crate) fn is_serial(plan: &Plan) -> bool {
+    plan.requests.is_empty()
+        && plan.models.len() == 1
+        && plan.tasks.iter().zip(0u32..).all(|(task, at)| at == 0 || task.after.iter().any(|before| before.0 + 1 == at))
+}
+
 /// Relative slack under which two sums of the same costs in different order count as equal.
 pub(crate) const ROUNDING: f64 = 1e-9;
 

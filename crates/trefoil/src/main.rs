@@ -43,6 +43,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Survey(args) => commands::survey::run(&args),
         Command::Bench(args) => match args.bench {
             BenchCommand::Operators(args) => commands::bench_operators::run(&args),
+            BenchCommand::Plan(args) => commands::bench_plan::run(&args),
         },
         Command::MakeModel(args) => Ok(trefoil_onnx::builder::sample_model().save(&args.output)?),
         Command::Weights(args) => commands::weights::run(&args.command),

@@ -7,6 +7,7 @@
 mod expand;
 mod proofs;
 
+use crate::assemble::is_serial;
 use crate::view::CostView;
 use crate::{PlanError, PlanRequest};
 use serde::Serialize;

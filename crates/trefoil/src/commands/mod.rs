@@ -1,9 +1,11 @@
 //! One module per command.
 
 pub mod bench_operators;
+pub mod bench_plan;
 pub mod explain;
 pub mod inspect;
 pub mod plan;
+pub mod plan_output;
 pub mod profile;
 pub mod run;
 pub mod survey;
