@@ -117,6 +117,18 @@ pub enum PlanError {
         /// Number of operators.
         count: usize,
     },
+    /// Two requests cannot be planned together.
+    #[error("the two requests cannot be planned together: {reason}")]
+    Pair {
+        /// What does not fit, and what to do.
+        reason: String,
+    },
+    /// A stream of items cannot be planned.
+    #[error("the stream cannot be planned: {reason}")]
+    Stream {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A plan's tasks wait for each other or for a resource order that never comes.
     #[error("the plan cannot run: {reason}")]
     Stuck {

@@ -2,6 +2,9 @@
 //!
 //! * [`plan`] runs a planner by name ([`METHODS`]): BIDENT's `sequential`, literally; our `interval` search with segment
 //!   costs; `single:UNIT`; and `auto`, which falls back to the best single unit when mixing gains too little.
+//! * [`plan_pair`] plans two requests at once: BIDENT's `aligned` and `joint`, literally, and `joint-units` beside them;
+//!   [`pair_cap()`] bounds what any overlap could give.
+//! * [`stream`] plans pipelines of items over blocks: HeteroVDiff's one cut, literally, and its generalisation.
 //! * [`import`] prices a split made by hand.
 //! * [`simulate()`] is the one simulator that scores every plan.
 //! * [`unmeasured_segments`] and [`estimate_audit`] serve the refinement loop of DESIGN 3: plan, measure what the plan
@@ -11,10 +14,12 @@
 //!
 //! Every cost that a plan states carries the ids of the measurements it was made from.
 
+mod aligned;
 mod assemble;
 mod audit;
 mod bounds;
 mod certificate;
+mod checkpoint;
 mod cuts;
 mod diff;
 mod engine;
@@ -25,19 +30,25 @@ mod factors;
 pub mod generate;
 mod interval;
 pub mod list_scheduling;
-mod order;
 pub mod pareto;
 mod port;
 pub mod problem;
+mod joint;
+mod joint_units;
+mod order;
+mod pair;
+mod pair_cap;
 mod request;
 mod sequential;
 pub mod simulate;
+pub mod stream;
 #[doc(hidden)]
 pub mod testing;
 mod view;
 mod what_if;
 mod whole;
 
+pub use aligned::{AlignedCosts, aligned_dp};
 pub use audit::{EstimateCheck, estimate_audit, unmeasured_segments};
 pub use bounds::{Bound, BoundKind, model_bound};
 pub use certificate::{CERTIFICATE_FORMAT, CERTIFICATE_VERSION, certificate};
@@ -49,6 +60,10 @@ pub use pareto::{PlanFront, pareto_plans};
 pub use port::{Basis, Port, ports};
 pub use problem::{Problem, Schedule};
 pub use request::{Budget, Clock, Pin, PlanOptions, PlanRequest};
+pub use joint::{PairCosts, PairStep, joint_dp};
+pub use joint_units::{MOST_PAIR_UNITS, PairOperators, PairRules, class_index, joint_units_dp};
+pub use pair::{PAIR_METHODS, best_single, pair_cap_of, plan_pair};
+pub use pair_cap::{CapCosts, PairCap, pair_cap};
 pub use sequential::sequential_dp;
 pub use simulate::{Simulation, SimulationModel, simulate};
 pub use what_if::{Replay, WhatIf, what_if};
