@@ -1,7 +1,9 @@
 //! Pure planners: a [`Profile`](trefoil_core::Profile) in, a [`Plan`] out. No I/O, no hardware, no clocks; equal requests give equal plans.
 //!
 //! * [`plan`] runs a planner by name ([`METHODS`]): BIDENT's `sequential`, literally; our `interval` search with segment
-//!   costs; `single:UNIT`; and `auto`, which falls back to the best single unit when mixing gains too little.
+//!   costs; BIDENT's `phases` and its corrected `phases-exclusive`; our parallel `dag`; `single:UNIT`; and `auto`, which falls back to the best single unit when mixing gains too little.
+//! * [`concurrent()`] plans several models at once.
+//! * [`dag::solve`] schedules any [`Problem`]; [`model_bound`] says how good a schedule can be at best.
 //! * [`import`] prices a split made by hand.
 //! * [`simulate()`] is the one simulator that scores every plan.
 //! * [`unmeasured_segments`] and [`estimate_audit`] serve the refinement loop of DESIGN 3: plan, measure what the plan
@@ -14,15 +16,20 @@
 mod assemble;
 mod audit;
 mod bounds;
+pub mod concurrent;
 mod cuts;
+pub mod dag;
 mod engine;
 pub mod error;
 mod estimate;
 pub mod explain;
 mod factors;
 mod interval;
+pub mod mincut;
 mod order;
+pub mod phases;
 pub mod problem;
+mod quality;
 mod request;
 mod sequential;
 pub mod simulate;
@@ -34,6 +41,7 @@ mod whole;
 pub use audit::{EstimateCheck, estimate_audit, unmeasured_segments};
 pub use error::PlanError;
 pub use factors::Factors;
+pub use concurrent::{Application, ConcurrentRequest, Stage, StageLink, concurrent, concurrent_problem};
 pub use explain::{Alternative, Explanation, explain};
 pub use bounds::{Bound, BoundKind, model_bound};
 pub use problem::{Problem, Schedule};
@@ -43,6 +51,7 @@ pub use simulate::{Simulation, SimulationModel, simulate};
 pub use whole::{Baseline, baselines, import};
 
 use trefoil_core::{Objective, Plan, UnitAddress};
+use quality::{goal_of, state_quality};
 use view::CostView;
 
 /// A planner's name and what it does.
@@ -60,6 +69,22 @@ pub const METHODS: &[MethodInfo] = &[
     MethodInfo {
         name: "interval",
         summary: "shortest path over segments with measured or estimated whole costs, every crossing tensor paid",
+    },
+    MethodInfo {
+        name: "dag",
+        summary: "operators in parallel on exclusive units, contention and order decided together; never worse than the others",
+    },
+    MethodInfo {
+        name: "concurrent",
+        summary: "several models at once, with arrivals, deadlines and weights; of one model the same as dag without segments",
+    },
+    MethodInfo {
+        name: "phases",
+        summary: "BIDENT 3.3.2 literally: branches between forks and joins, mapped one by one, slowed afterwards",
+    },
+    MethodInfo {
+        name: "phases-exclusive",
+        summary: "phases corrected: exclusive units, every crossing paid, each phase scheduled jointly",
     },
     MethodInfo { name: "sequential", summary: "BIDENT 3.3.1 literally: shortest path over isolated operator costs" },
     MethodInfo { name: "single:UNIT", summary: "everything on one unit" },
@@ -79,7 +104,7 @@ pub fn plan(method: &str, request: &PlanRequest<'_>) -> Result<Plan, PlanError> 
 /// [`PlanError::UnknownMethod`], or whatever is wrong with the request.
 pub fn plan_with(method: &str, request: &PlanRequest<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
     let single = method.strip_prefix("single:");
-    if !matches!(method, "auto" | "interval" | "sequential") && single.is_none() {
+    if !METHODS.iter().any(|known| known.name == method && !known.name.contains(':')) && single.is_none() {
         return Err(PlanError::UnknownMethod {
             want: method.to_owned(),
             have: METHODS.iter().map(|method| method.name).collect::<Vec<_>>().join(", "),
@@ -98,6 +123,19 @@ pub fn plan_with(method: &str, request: &PlanRequest<'_>, options: &PlanOptions)
     match method {
         "sequential" => sequential::sequential(&view),
         "interval" => interval::interval(&view, options),
+        "dag" => dag::dag(&view, options),
+        "concurrent" => {
+            let PlanRequest { profile, graph, .. } = *request;
+            let asked = ConcurrentRequest {
+                units: request.units.clone(),
+                objective: request.objective,
+                pins: request.pins.clone(),
+                ..ConcurrentRequest::new(vec![Application::new(profile, graph)])
+            };
+            concurrent::concurrent(&asked, options)
+        }
+        "phases" => phases::phases(&view),
+        "phases-exclusive" => phases::phases_exclusive(&view, options),
         _ => auto(&view, options),
     }
 }
