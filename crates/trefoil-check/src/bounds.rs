@@ -39,8 +39,15 @@ impl Ground<'_> {
         ms * self.machine.least_factor(unit, Class::Memory)
     }
 
-    /// The sum over operators of their least times, each at the price that `weights` give its unit's resources.
-    fn weighted(&self, number: usize, operators: std::ops::Range<usize>, weights: &Value) -> Result<f64, CheckError> {
+    /// The sum over operators of their least times, each at the price that `weights` give its unit's resources. Handing outputs
+    /// over counts for the whole of a plan; before a cut it does not, since that may happen later.
+    fn weighted(
+        &self,
+        number: usize,
+        operators: std::ops::Range<usize>,
+        weights: &Value,
+        handovers: bool,
+    ) -> Result<f64, CheckError> {
         let weights: BTreeMap<&str, f64> = weights
             .as_object()
             .into_iter()
@@ -58,7 +65,8 @@ impl Ground<'_> {
             .collect();
         let least = |at: usize| {
             let prices = (0..self.units()).filter_map(|unit| {
-                let ms = self.fastest(number, at, unit) + self.handover(number, at, unit);
+                let handed = if handovers { self.handover(number, at, unit) } else { 0.0 };
+                let ms = self.fastest(number, at, unit) + handed;
                 ms.is_finite().then(|| ms * price[unit])
             });
             prices.reduce(f64::min).unwrap_or(0.0)
@@ -120,7 +128,8 @@ pub fn verify(
         let serves: &[&str] = match kind {
             "paper-sequential" => &["paper-sequential"],
             "chain" | "serial" => &["busy-sum"],
-            "path" | "load" => &["makespan", "energy"],
+            "path" => &["makespan", "energy"],
+            "load" => &["makespan", "energy", "period"],
             "energy" => &["energy"],
             _ => return Err(CERTIFICATE.fail(format!("bound proof `{kind}`"))),
         };
@@ -204,7 +213,7 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
         let mut floor = 0.0;
         if let Some(weights) = cuts.get(&at) {
             if !weights.is_null() {
-                floor = since.1 + ground.weighted(number, since.0..at, weights)?;
+                floor = since.1 + ground.weighted(number, since.0..at, weights, false)?;
             }
             before = Some(at);
         }
@@ -244,7 +253,7 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     }
     if let Some(weights) = tail {
         let since = before.map_or((0, 0.0), |cut| (cut + 1, least_end(cut)));
-        bound = bound.max(since.1 + ground.weighted(number, since.0..count, weights)?);
+        bound = bound.max(since.1 + ground.weighted(number, since.0..count, weights, true)?);
     }
     let arrivals = ground.schedule.computed_by.keys().filter(|of| of.0 == number);
     Ok(bound + arrivals.map(|of| ground.schedule.arrival(of.0, of.1)).fold(0.0, f64::max))
@@ -283,7 +292,7 @@ fn load(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     let weights = proof.get("weights").unwrap_or(&Value::Null);
     let mut total = 0.0;
     for (number, model) in ground.models.iter().enumerate() {
-        total += ground.weighted(number, 0..model.operators.len(), weights)? * ground.executions(number);
+        total += ground.weighted(number, 0..model.operators.len(), weights, true)? * ground.executions(number);
     }
     Ok(total)
 }

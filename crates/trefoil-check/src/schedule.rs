@@ -323,6 +323,7 @@ impl Schedule {
             Some("makespan") => self.makespan(),
             Some("busy-sum") => self.tasks.iter().map(|task| task.ms * per_ms[task.unit]).sum(),
             Some("energy") => self.energy(machine)?,
+            Some("period") => self.period(machine),
             Some("paper-sequential") => {
                 let [model] = models else { return Err(CERTIFICATE.fail("the paper's claim is of one model")) };
                 let done = self.computed_by.get(&(0, 0, 0)).cloned().unwrap_or_default();
@@ -336,6 +337,17 @@ impl Schedule {
         } else {
             Err(CheckError::Claim(format!("the cost is {derived}, not {stated}")))
         }
+    }
+
+    /// The busiest resource's time for one item.
+    fn period(&self, machine: &Machine) -> f64 {
+        let mut load: BTreeMap<&str, f64> = BTreeMap::new();
+        for task in &self.tasks {
+            for resource in &machine.units[task.unit].resources {
+                *load.entry(resource).or_default() += task.ms;
+            }
+        }
+        load.into_values().fold(0.0, f64::max)
     }
 
     /// `∫ [P_idle + Σ_busy (P_u − P_idle)] dt` in joules.

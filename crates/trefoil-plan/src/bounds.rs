@@ -12,7 +12,10 @@
 //!   load bound then holds between every two cuts, and adds up with the critical path over them.
 
 use crate::engine::Rows;
+use crate::factors::class_index;
+use crate::mincut::minimum_cut;
 use crate::problem::{Goal, Problem};
+use trefoil_core::OperatorClass;
 
 /// What a bound rests on.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,6 +30,8 @@ pub enum BoundKind {
     Energy,
     /// Every request at its own critical path.
     Requests,
+    /// Every assignment and order was searched.
+    Search,
 }
 
 /// A lower bound on the goal's value.
@@ -47,14 +52,15 @@ const MANY_JOBS: usize = 4_000;
 /// A lower bound on the value of every schedule of the problem.
 pub fn model_bound(problem: &Problem) -> Bound {
     let least = LeastTimes::new(problem);
-    let ends = least.earliest_ends(problem, false);
+    let ends = least.earliest_ends(problem);
     let path = problem_end(problem, &least, &ends);
     match problem.goal() {
         Goal::Makespan => {
-            let series = problem_end(problem, &least, &least.earliest_ends(problem, true));
+            let (ends, rest) = least.ends_over_cuts(problem, &Blocks::new(problem));
+            let series = rest.max(problem_end(problem, &least, &ends));
             let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
             let rounds = if all.len() > MANY_JOBS { ROUNDS / 4 } else { ROUNDS };
-            let (load, weights) = least.load(problem, &all, rounds);
+            let (load, weights) = least.load(problem, &all, true, rounds);
             let earliest = problem.requests().iter().map(|request| request.release_ms).fold(f64::INFINITY, f64::min);
             let load = load + if earliest.is_finite() { earliest } else { 0.0 };
             if load >= series && load > path {
@@ -81,6 +87,14 @@ pub fn model_bound(problem: &Problem) -> Bound {
         Goal::Energy => {
             let idle = problem.idle_watts().unwrap_or(0.0);
             let work: f64 = (0..problem.jobs().len()).map(|job| least.joules(problem, job, idle)).sum();
+            // Two units: the least sum with transfers is a minimum cut, if no unit draws less than idling.
+            let more = |unit: usize| {
+                let factor = least.factor[unit][0].min(least.factor[unit][1]);
+                (problem.units()[unit].watts.unwrap_or(0.0) - idle) * factor
+            };
+            let prices: Vec<f64> = (0..problem.units().len()).map(more).collect();
+            let cut = if prices.iter().all(|&price| price >= 0.0) { minimum_cut(problem, &prices) } else { None };
+            let work = cut.map_or(work, |(value, _)| work.max(value / 1e3));
             Bound { value: (work + idle * path / 1e3).max(0.0), kind: BoundKind::Energy }
         }
     }
@@ -118,6 +132,11 @@ impl LeastTimes {
         Self { units, factor, ms }
     }
 
+    /// Smallest factor of a class of work on a unit.
+    pub fn factor(&self, unit: usize, class: OperatorClass) -> f64 {
+        self.factor[unit][class_index(class)]
+    }
+
     pub fn ms(&self, job: usize, unit: usize) -> f64 {
         self.ms[job * self.units + unit]
     }
@@ -127,21 +146,23 @@ impl LeastTimes {
         self.factor[unit][1]
     }
 
-    /// `c(j, u)`, row-major jobs × units; with `series` also the loads between cuts.
-    pub fn earliest_ends(&self, problem: &Problem, series: bool) -> Vec<f64> {
+    /// `c(j, u)`, row-major jobs × units.
+    pub fn earliest_ends(&self, problem: &Problem) -> Vec<f64> {
+        self.ends_over_cuts(problem, &Blocks::default()).0
+    }
+
+    /// The same with the loads between cuts, and the earliest end of what follows the last cut.
+    fn ends_over_cuts(&self, problem: &Problem, blocks: &Blocks) -> (Vec<f64>, f64) {
         let (dense, units) = (&problem.dense, self.units);
         let mut ends = vec![f64::INFINITY; self.ms.len()];
-        let blocks = if series { Blocks::new(problem) } else { Blocks::default() };
         let mut before_cut = 0.0;
         for &job in &dense.order {
             let job = job as usize;
             let cut = blocks.number.get(job).copied().flatten();
             let mut floor = dense.release[job];
-            if let Some(cut) = cut {
-                let inside = &blocks.inside[cut];
-                if inside.len() > 1 {
-                    floor = floor.max(before_cut + self.load(problem, inside, BLOCK_ROUNDS).0);
-                }
+            if let Some(inside) = cut.map(|cut| &blocks.inside[cut]).filter(|inside| inside.len() > 1) {
+                // Handovers to the host may end after the cut.
+                floor = floor.max(before_cut + self.load(problem, inside, false, BLOCK_ROUNDS).0);
             }
             for unit in 0..units {
                 let mut start = floor;
@@ -162,17 +183,8 @@ impl LeastTimes {
                 before_cut = (0..units).map(|unit| ends[job * units + unit]).fold(f64::INFINITY, f64::min);
             }
         }
-        if let Some(inside) = blocks.inside.last().filter(|inside| series && inside.len() > 1) {
-            // What follows the last cut: its load, as the end of any of its jobs.
-            let floor = before_cut + self.load(problem, inside, BLOCK_ROUNDS).0;
-            if let Some(&job) = inside.first() {
-                // The bound is on the makespan; it is kept on one job, from which nothing else is derived any more.
-                for end in &mut ends[job as usize * units..][..units] {
-                    *end = end.max(floor);
-                }
-            }
-        }
-        ends
+        let rest = blocks.inside.last().map_or(0.0, |inside| self.load(problem, inside, true, BLOCK_ROUNDS).0);
+        (ends, before_cut + rest)
     }
 
     /// Earliest end of a job and of handing over what it makes for the host.
@@ -189,15 +201,16 @@ impl LeastTimes {
         handed.sum::<f64>() * self.transfer_factor(unit)
     }
 
-    /// The load bound of some jobs and the weights that show it.
-    pub fn load(&self, problem: &Problem, jobs: &[u32], rounds: usize) -> (f64, Vec<f64>) {
+    /// The load bound of some jobs, with or without handing over their outputs, and the weights that show it.
+    pub fn load(&self, problem: &Problem, jobs: &[u32], handovers: bool, rounds: usize) -> (f64, Vec<f64>) {
         let units = self.units;
         let resources = problem.resources().len();
         let times: Vec<f64> = jobs
             .iter()
             .flat_map(|&job| (0..units).map(move |unit| (job, unit)))
             .map(|(job, unit)| {
-                self.ms(job as usize, unit) + self.handover(problem.dense.outputs.row(job as usize), problem, unit)
+                let outputs = if handovers { problem.dense.outputs.row(job as usize) } else { &[] };
+                self.ms(job as usize, unit) + self.handover(outputs, problem, unit)
             })
             .collect();
         // Only resources that some unit holds can carry weight.
@@ -294,7 +307,11 @@ impl Blocks {
         let mut number = vec![None; count];
         let mut inside = vec![Vec::new()];
         for &job in &dense.order {
-            if forward[job as usize] && backward[job as usize] {
+            // Both passes have all other jobs behind them once, or twice those that are neither before nor after.
+            let cut = forward[job as usize]
+                .zip(backward[job as usize])
+                .is_some_and(|(before, after)| before + after + 1 == count);
+            if cut {
                 number[job as usize] = Some(inside.len() - 1);
                 inside.push(Vec::new());
             } else if let Some(block) = inside.last_mut() {
@@ -305,13 +322,15 @@ impl Blocks {
     }
 }
 
-/// Whether a job was the only ready one when its turn came (Kahn): then all that was left came after it.
-fn alone(count: usize, before: &Rows, after: &Rows) -> Vec<bool> {
+/// How many jobs went before a job (Kahn), if it was the only ready one when its turn came: all that was left came after it.
+fn alone(count: usize, before: &Rows, after: &Rows) -> Vec<Option<usize>> {
     let mut waiting: Vec<usize> = (0..count).map(|job| before.row(job).len()).collect();
     let mut ready: Vec<u32> = (0..count as u32).filter(|&job| waiting[job as usize] == 0).collect();
-    let mut result = vec![false; count];
+    let mut result = vec![None; count];
+    let mut gone = 0;
     while let Some(job) = ready.pop() {
-        result[job as usize] = ready.is_empty();
+        result[job as usize] = ready.is_empty().then_some(gone);
+        gone += 1;
         for &next in after.row(job as usize) {
             waiting[next as usize] -= 1;
             if waiting[next as usize] == 0 {
@@ -320,4 +339,33 @@ fn alone(count: usize, before: &Rows, after: &Rows) -> Vec<bool> {
         }
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PlanRequest;
+    use crate::testing::{ProfileBuilder, graph};
+
+    #[test]
+    fn cuts_are_the_jobs_that_nothing_runs_beside() {
+        // 0 → {1, 2} → 3 → 4, and 5 beside everything but 0 and 4 in the second graph.
+        let edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)];
+        let with_skip = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (0, 4)];
+        for (count, edges, cuts) in [
+            (5, edges.as_slice(), vec![0, 3, 4]),
+            (5, &with_skip, vec![0, 3, 4]),
+            (6, &[(0, 1), (0, 2), (1, 3), (2, 3), (3, 5), (0, 4), (4, 5)], vec![0, 5]),
+            (2, &[], vec![]),
+        ] {
+            let graph = graph(&vec![1; count], edges);
+            let builder = ProfileBuilder::new(&graph).cpus(2).transfers(&[(0, 0.0)]);
+            let builder = builder.operators(0, &vec![Some(1.0); count]).operators(1, &vec![Some(1.0); count]);
+            let problem = Problem::from_request(&PlanRequest::new(&builder.profile, &graph)).unwrap();
+            let blocks = Blocks::new(&problem);
+            let found: Vec<usize> = (0..count).filter(|&job| blocks.number[job].is_some()).collect();
+            assert_eq!(found, cuts);
+            assert_eq!(blocks.inside.iter().map(Vec::len).sum::<usize>() + cuts.len(), count);
+        }
+    }
 }

@@ -70,7 +70,9 @@ pub enum PlanError {
         example: String,
     },
     /// The method does not serve the objective.
-    #[error("method `{method}` plans one inference and cannot minimise {objective}; ask for latency or energy")]
+    #[error(
+        "method `{method}` cannot minimise {objective}; `pipeline` plans streams for throughput, the others for latency or energy"
+    )]
     Objective {
         /// The method.
         method: String,

@@ -1,11 +1,14 @@
 //! Several models at once: one front door to the planners of more than one request.
 
-use crate::{MethodInfo, PlanError, PlanOptions, PlanRequest, plan_pair};
+use crate::{Application, ConcurrentRequest, MethodInfo, PlanError, PlanOptions, PlanRequest, concurrent, plan_pair};
 use trefoil_core::{Objective, Plan};
 
 /// The planners that [`plan_several`] knows.
 pub const SEVERAL_METHODS: &[MethodInfo] = &[
-    MethodInfo { name: "concurrent", summary: "any number of models at once, on exclusive units, contention decided together" },
+    MethodInfo {
+        name: "concurrent",
+        summary: "any number of models at once, on exclusive units, contention decided together",
+    },
     MethodInfo { name: "aligned", summary: "BIDENT 3.2.2 literally: two requests of one model in lockstep" },
     MethodInfo { name: "joint", summary: "BIDENT 3.2.2 literally: two models, state (i, j) without units" },
     MethodInfo {
@@ -26,10 +29,24 @@ pub fn plan_several(method: &str, requests: &[PlanRequest<'_>], options: &PlanOp
         return Err(PlanError::Objective { method: method.to_owned(), objective: "throughput".to_owned() });
     }
     match (method, requests) {
-        ("auto" | "concurrent", _) => crate::concurrent::plan_concurrent(requests, options),
+        ("auto" | "concurrent", [first, ..]) => {
+            let asked = ConcurrentRequest {
+                units: first.units.clone(),
+                objective,
+                pins: first.pins.clone(),
+                ..ConcurrentRequest::new(
+                    requests.iter().map(|request| Application::new(request.profile, request.graph)).collect(),
+                )
+            };
+            concurrent(&asked, options)
+        }
+        ("auto" | "concurrent", []) => Err(PlanError::NoUnits),
         ("aligned" | "joint" | "joint-units", [first, second]) => plan_pair(method, first, second),
         ("aligned" | "joint" | "joint-units", _) => Err(PlanError::Pair {
-            reason: format!("method `{method}` plans two requests, but {} were given; give two profiles", requests.len()),
+            reason: format!(
+                "method `{method}` plans two requests, but {} were given; give two profiles",
+                requests.len()
+            ),
         }),
         _ => Err(PlanError::UnknownMethod {
             want: method.to_owned(),

@@ -59,7 +59,9 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
         let mut weights: BTreeMap<String, f64> = BTreeMap::new();
         for round in 0..PRICE_ROUNDS {
             let price: Vec<f64> = (0..view.unit_count())
-                .map(|unit| resource_keys(view.units[unit]).iter().map(|key| weights.get(key).copied().unwrap_or(1.0)).sum())
+                .map(|unit| {
+                    resource_keys(view.units[unit]).iter().map(|key| weights.get(key).copied().unwrap_or(1.0)).sum()
+                })
                 .collect();
             let Some(load) = offer(&blocks.priced(&price)) else { break };
             let most = load.values().copied().fold(0.0, f64::max);
@@ -106,7 +108,7 @@ fn bound(view: &CostView<'_>) -> Result<f64, PlanError> {
     };
     let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
     // Stages of different items overlap, so a unit that another speeds up may be sped up all the time.
-    Ok(LeastTimes::new(&problem).load(&problem, &all, ROUNDS).0)
+    Ok(LeastTimes::new(&problem).load(&problem, &all, true, ROUNDS).0)
 }
 
 /// An order cut into blocks, with what blocks and handoffs cost.

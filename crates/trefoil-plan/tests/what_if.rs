@@ -26,7 +26,8 @@ fn changes_parse_and_print_and_malformed_ones_are_one_line() {
     for text in ["slow:ort:CPU@0-1=1.5", "without:openvino:NPU", "busy:sim:x/GPU=4"] {
         assert_eq!(text.parse::<WhatIf>().unwrap().to_string(), text);
     }
-    for text in ["", "slow", "slow:a:CPU", "slow:a:CPU=0", "slow:a:CPU=nan", "busy:a:CPU=-1", "without:a", "lost:a:CPU"] {
+    for text in ["", "slow", "slow:a:CPU", "slow:a:CPU=0", "slow:a:CPU=nan", "busy:a:CPU=-1", "without:a", "lost:a:CPU"]
+    {
         let message = text.parse::<WhatIf>().unwrap_err().to_string();
         assert!(message.contains("is no change of the machine") && !message.contains('\n'), "{message}");
     }
@@ -112,7 +113,9 @@ fn the_port_that_gains_most_comes_first_and_says_what_it_assumes() {
     assert!(text.contains("assumed 0.25x") && text.contains("compile: unsupported"), "{text}");
     // Nothing to port where everything runs everywhere.
     let (graph, builder) = two_units();
-    assert!(ports("interval", &PlanRequest::new(&builder.profile, &graph), &PlanOptions::default()).unwrap().is_empty());
+    assert!(
+        ports("interval", &PlanRequest::new(&builder.profile, &graph), &PlanOptions::default()).unwrap().is_empty()
+    );
 }
 
 #[test]

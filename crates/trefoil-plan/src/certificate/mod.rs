@@ -120,6 +120,8 @@ pub enum Rule {
     Energy,
     /// BIDENT eq. 1 of the assignment.
     PaperSequential,
+    /// The busiest resource's time for one item of a stream.
+    Period,
 }
 
 /// What the schedule costs.
@@ -251,6 +253,9 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
     let (schedule, claim, costs) = if serial && plan.method == "sequential" {
         let claim = Claim { rule: Rule::PaperSequential, value: plan.claimed, simulated_ms: plan.simulated_ms };
         (plan.clone(), claim, Costs::Operators)
+    } else if plan.objective == Objective::Throughput {
+        let claim = Claim { rule: Rule::Period, value: plan.claimed, simulated_ms: plan.simulated_ms };
+        (plan.clone(), claim, Costs::Segments)
     } else if serial {
         let claim = Claim { rule: Rule::BusySum, value: plan.claimed, simulated_ms: plan.simulated_ms };
         (plan.clone(), claim, Costs::Segments)
@@ -261,7 +266,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
     let proofs = match claim.rule {
         Rule::PaperSequential => vec![proofs::paper_sequential(first)],
         Rule::BusySum => proofs::serial(first),
-        Rule::Makespan | Rule::Energy => proofs::parallel(&views, &schedule, costs, claim.rule)?,
+        Rule::Makespan | Rule::Energy | Rule::Period => proofs::parallel(&views, &schedule, costs, claim.rule)?,
     };
     let counts = |proof: &&Proof| claim.rule != Rule::Energy || matches!(proof, Proof::Energy { .. });
     let best = proofs.iter().filter(counts).map(Proof::value).fold(0.0, f64::max);

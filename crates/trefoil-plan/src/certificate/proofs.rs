@@ -5,6 +5,7 @@ use crate::PlanError;
 use crate::bounds::{Blocks, LeastTimes};
 use crate::cuts::IntervalGraph;
 use crate::problem::{Instance, Problem, ProblemRequest};
+use crate::quality::cheapest_cuts;
 use crate::sequential::PaperCosts;
 use crate::view::CostView;
 use std::collections::BTreeMap;
@@ -126,9 +127,10 @@ pub(super) fn parallel(
         request.map_or(0.0, |request| request.arrival_ms)
     };
     let mut proofs = Vec::new();
+    let models = if rule == Rule::Period { &[][..] } else { views };
     let once = executions.len() == 1 && executions.values().all(|&count| count == 1);
-    for (model, view) in views.iter().enumerate() {
-        let problem = least_problem(view, Problem::from_view(view)?, costs)?;
+    for (model, view) in models.iter().enumerate() {
+        let problem = least_problem(&[view], Problem::from_view(view)?, costs)?;
         let mut proof = path(&problem, once, model);
         let latest = executions.keys().filter(|of| of.0 as usize == model).map(|of| arrival(of.0, of.1));
         if let Proof::Path { value, .. } = &mut proof {
@@ -142,13 +144,11 @@ pub(super) fn parallel(
         .iter()
         .map(|(&(model, item), &iterations)| Instance { model: model as usize, item, iterations, request: 0 })
         .collect();
-    let mut whole = Problem::from_instances(views, &groups, &instances, &[], vec![ProblemRequest::default()])?;
-    if costs == Costs::Segments {
-        whole = with_least(views, whole)?;
-    }
+    let whole = Problem::from_instances(views, &groups, &instances, &[], vec![ProblemRequest::default()])?;
+    let whole = least_problem(views, whole, costs)?;
     let least = LeastTimes::new(&whole);
     let all: Vec<u32> = (0..whole.jobs().len() as u32).collect();
-    let (value, weights) = least.load(&whole, &all, ROUNDS);
+    let (value, weights) = least.load(&whole, &all, true, ROUNDS);
     proofs.push(Proof::Load { value, weights: named(&whole, &weights) });
     if rule == Rule::Energy {
         let makespan = proofs.iter().map(Proof::value).fold(0.0, f64::max);
@@ -158,30 +158,8 @@ pub(super) fn parallel(
 }
 
 /// The problem whose jobs take the least that their operators can add to a plan of segments.
-fn least_problem(view: &CostView<'_>, problem: Problem, costs: Costs) -> Result<Problem, PlanError> {
-    if costs == Costs::Operators { Ok(problem) } else { with_least(&[view], problem) }
-}
-
-fn with_least(views: &[&CostView<'_>], problem: Problem) -> Result<Problem, PlanError> {
-    let mut jobs = problem.jobs().to_vec();
-    for job in &mut jobs {
-        let view = views[if views.len() == 1 { 0 } else { job.model as usize }];
-        let [id] = job.operators.as_slice() else { continue };
-        for (unit, ms) in job.ms.iter_mut().enumerate() {
-            let inside = || view.measured[unit].keys().any(|set| set.binary_search(id).is_ok());
-            let possible = view.allowed(*id, unit) && (view.table.cost(*id, unit).is_some() || inside());
-            *ms = if possible { view.estimates[unit].least[id.index()] } else { f64::INFINITY };
-        }
-    }
-    Problem::new(
-        problem.units().to_vec(),
-        problem.resources().to_vec(),
-        jobs,
-        problem.tensors().to_vec(),
-        problem.requests().to_vec(),
-        problem.factors().clone(),
-        problem.idle_watts(),
-    )
+fn least_problem(views: &[&CostView<'_>], problem: Problem, costs: Costs) -> Result<Problem, PlanError> {
+    if costs == Costs::Operators { Ok(problem) } else { cheapest_cuts(&problem, views) }
 }
 
 fn named(problem: &Problem, weights: &[f64]) -> BTreeMap<String, f64> {
@@ -204,7 +182,7 @@ fn path(problem: &Problem, series: bool, model: usize) -> Proof {
         if let Some(number) = cut {
             let mut weights = None;
             if blocks.inside[number].len() > 1 {
-                let (load, found) = least.load(problem, &blocks.inside[number], BLOCK_ROUNDS);
+                let (load, found) = least.load(problem, &blocks.inside[number], false, BLOCK_ROUNDS);
                 floor = before_cut + load;
                 weights = Some(named(problem, &found));
             }
@@ -233,7 +211,7 @@ fn path(problem: &Problem, series: bool, model: usize) -> Proof {
         (0..problem.jobs().len()).map(|job| least.end_with_handover(problem, &ends, job)).fold(0.0, f64::max);
     let mut tail = None;
     if let Some(inside) = blocks.inside.last().filter(|inside| inside.len() > 1) {
-        let (load, weights) = least.load(problem, inside, BLOCK_ROUNDS);
+        let (load, weights) = least.load(problem, inside, true, BLOCK_ROUNDS);
         value = value.max(before_cut + load);
         tail = Some(named(problem, &weights));
     }

@@ -299,12 +299,6 @@ impl Problem {
     pub fn conflict(&self, first: usize, second: usize) -> bool {
         self.units[first].resources.iter().any(|resource| self.units[second].resources.contains(resource))
     }
-
-    /// Units that can be busy at once, at most.
-    pub(crate) fn can_overlap(&self) -> bool {
-        let count = self.units.len();
-        (0..count).any(|first| (0..first).any(|second| !self.conflict(first, second)))
-    }
 }
 
 fn check_job(index: usize, job: &Job, units: usize, requests: usize) -> Result<(), PlanError> {
