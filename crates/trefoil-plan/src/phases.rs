@@ -71,7 +71,7 @@ impl Phases {
     }
 
     /// A schedule that runs phase after phase, each after all of the one before; `jobs` orders the jobs within phases.
-    fn schedule(&self, problem: &Problem, unit: Vec<u32>, jobs: &[u32]) -> Schedule {
+    pub(crate) fn schedule(&self, problem: &Problem, unit: Vec<u32>, jobs: &[u32]) -> Schedule {
         let mut schedule = Schedule::from_jobs(problem, unit, jobs);
         for pair in self.phases.windows(2) {
             for first in pair[0].iter().filter_map(|branch| branch.last()) {
@@ -82,7 +82,7 @@ impl Phases {
         schedule
     }
 
-    fn in_order(&self) -> Vec<u32> {
+    pub(crate) fn in_order(&self) -> Vec<u32> {
         self.phases.iter().flatten().flatten().copied().collect()
     }
 }

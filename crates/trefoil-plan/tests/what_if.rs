@@ -37,7 +37,7 @@ fn changes_parse_and_print_and_malformed_ones_are_one_line() {
 fn a_slowed_unit_is_replayed_and_planned_around() {
     let (graph, builder) = two_units();
     let request = PlanRequest::new(&builder.profile, &graph);
-    let ask = |texts: &[&str]| what_if("sequential", &request, &PlanOptions::default(), &changes(texts)).unwrap();
+    let ask = |texts: &[&str]| what_if("interval", &request, &PlanOptions::default(), &changes(texts)).unwrap();
     let slow = ask(&["slow:b:CPU=1.5"]);
     assert_eq!((slow.before, slow.replayed, slow.replanned), (3.0, Some(4.5), 4.5));
     let slower = ask(&["slow:b:CPU=3"]);
@@ -123,7 +123,7 @@ fn diffs_list_moves_and_refuse_other_models() {
     let (graph, builder) = two_units();
     let request = PlanRequest::new(&builder.profile, &graph);
     let first = plan("single:a:CPU", &request).unwrap();
-    let second = plan("sequential", &request).unwrap();
+    let second = plan("interval", &request).unwrap();
     let changed = diff(&first, &second, &[&graph]).unwrap();
     assert_eq!((changed.moves.len(), changed.unchanged), (4, 0));
     let text = changed.to_string();

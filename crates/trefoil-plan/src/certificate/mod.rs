@@ -243,13 +243,10 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
     let Some(&first) = views.first() else { return Err(PlanError::NoUnits) };
     let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
     plan.check(&graphs)?;
-    let serial = views.len() == 1
-        && plan.requests.is_empty()
-        && plan
-            .tasks
-            .iter()
-            .zip(0u32..)
-            .all(|(task, at)| at == 0 || task.after.iter().any(|before| before.0 + 1 == at));
+    // The other methods' plans are the best of parallel ones, even where they run one task after another.
+    let serial = is_serial(plan)
+        && (matches!(plan.method.as_str(), "sequential" | "interval" | "imported")
+            || plan.method.starts_with("single:"));
     let (schedule, claim, costs) = if serial && plan.method == "sequential" {
         let claim = Claim { rule: Rule::PaperSequential, value: plan.claimed, simulated_ms: plan.simulated_ms };
         (plan.clone(), claim, Costs::Operators)
