@@ -12,6 +12,8 @@ const COMMANDS: &[&[&str]] = &[
     &["inspect"],
     &["profile"],
     &["plan"],
+    &["pipeline"],
+    &["paper"],
     &["run"],
     &["explain"],
     &["survey"],

@@ -3,9 +3,12 @@
 pub mod bench_operators;
 pub mod explain;
 pub mod inspect;
+pub mod paper;
+pub mod pipeline;
 pub mod plan;
 pub mod profile;
 pub mod run;
+pub mod simulated;
 pub mod survey;
 pub mod units;
 pub mod weights;

@@ -1,5 +1,6 @@
 //! `trefoil plan`: a placement from a profile.
 
+use super::simulated;
 use crate::cli::PlanArgs;
 use crate::context::{self, print, print_json, width};
 use crate::error::CliError;
@@ -20,7 +21,10 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         return print(&lines);
     }
     context::check_writable(args.output.as_deref())?;
-    let profile = trefoil_profile::load_profile(&args.profile)?;
+    let profile = match &args.on {
+        Some(machine) => simulated::profile(args, machine)?,
+        None => trefoil_profile::load_profile(&args.profile)?,
+    };
     let graph = profile.model(None)?;
     let request = PlanRequest {
         profile: &profile,
@@ -29,10 +33,13 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         objective: args.planning.objective.into(),
         pins: args.planning.pins.clone(),
     };
-    let plan = match &args.import {
+    let mut plan = match &args.import {
         Some(path) => trefoil_plan::import(&request, &read_split(path, graph)?)?,
         None => trefoil_plan::plan(&args.planning.method, &request)?,
     };
+    if args.on.is_some() {
+        plan.notes.extend(profile.notes.iter().cloned());
+    }
     if let Some(path) = &args.output {
         save_plan(&plan, path)?;
     }

@@ -1,0 +1,30 @@
+//! `trefoil plan --on sim:SOC`: a profile of a model on a machine that is not here.
+
+use crate::cli::{ModelArgs, PlanArgs};
+use crate::context;
+use crate::error::CliError;
+use trefoil_core::{Profile, UnitAddress};
+
+/// A simulated profile of the model that `args` name, on every device of `machine` (`sim:SOC`).
+pub fn profile(args: &PlanArgs, machine: &str) -> Result<Profile, CliError> {
+    let Some(name) = machine.strip_prefix("sim:").filter(|name| !name.is_empty() && !name.contains('/')) else {
+        return Err(CliError::Usage(format!(
+            "--on `{machine}` is no simulated machine; write sim:SOC, like sim:lunar-lake, and choose units with -u"
+        )));
+    };
+    let soc = trefoil_units::sim::description(name)?;
+    let units: Vec<UnitAddress> =
+        soc.devices.iter().map(|device| UnitAddress::new("sim", format!("{}/{}", soc.name, device.name))).collect();
+    let model = ModelArgs {
+        model: args.profile.clone(),
+        shapes: args.shapes.clone(),
+        granularity: args.granularity,
+        input: "random".to_owned(),
+        cache: None,
+    };
+    // Shapes come from one traced run on the embedded backend; nothing is timed.
+    let options = context::prepare_options(&model)?;
+    let prepared = trefoil_profile::prepare_model(&args.profile, &options, context::stop_flag())?;
+    let graph = prepared.graph(args.granularity.into(), &[])?;
+    Ok(trefoil_units::sim::simulated_profile(&graph, &units, "1970-01-01T00:00:00Z")?)
+}
