@@ -216,7 +216,7 @@ fn pair_rules(view: &CostView<'_>) -> Result<PairRules, PlanError> {
 /// Tasks of a pair plan so far.
 #[derive(Default)]
 struct Tasks {
-    tasks: Vec<Task>,
+    list: Vec<Task>,
     classes: Vec<OperatorClass>,
     labels: Vec<Option<TensorId>>,
 }
@@ -257,7 +257,7 @@ fn assemble_pair(views: &[CostView<'_>; 2], method: &str, steps: &[PairStep]) ->
     let used: BTreeSet<usize> = pieces.iter().flatten().map(|piece| piece.unit).collect();
     let units: Vec<_> = used.iter().map(|&unit| views[0].units[unit].clone()).collect();
     let mut order: BTreeMap<String, Vec<TaskId>> = BTreeMap::new();
-    for (index, task) in tasks.tasks.iter().enumerate() {
+    for (index, task) in tasks.list.iter().enumerate() {
         for unit in units.iter().filter(|unit| unit.address == task.unit) {
             for key in resource_keys(unit) {
                 order.entry(key).or_default().push(TaskId(index as u32));
@@ -279,7 +279,7 @@ fn assemble_pair(views: &[CostView<'_>; 2], method: &str, steps: &[PairStep]) ->
         requests: Vec::new(),
         units,
         segments,
-        tasks: tasks.tasks,
+        tasks: tasks.list,
         order,
         claimed: 0.0,
         simulated_ms: 0.0,
@@ -324,11 +324,11 @@ fn push_operator(
     };
     let Progress { next, last, produced_by, brought_by } = progress;
     let mut push = |work: Work, cost: CostRef, class: OperatorClass, label: Option<TensorId>, needs: Vec<TaskId>| {
-        let id = TaskId(tasks.tasks.len() as u32);
+        let id = TaskId(tasks.list.len() as u32);
         // A request runs one operator at a time, as in the search.
         let after: BTreeSet<TaskId> = needs.into_iter().chain(*last).collect();
         *last = Some(id);
-        tasks.tasks.push(Task {
+        tasks.list.push(Task {
             work,
             unit: view.table.units[unit].clone(),
             iteration: 0,

@@ -375,7 +375,8 @@ mod through_profiles {
     use trefoil_plan::{PAIR_METHODS, PlanRequest, pair_cap_of, plan_pair};
 
     fn builder(count: usize, fast: usize) -> ProfileBuilder {
-        let graph = chain(count, 64);
+        let mut graph = chain(count, 64);
+        graph.fingerprint = format!("{count:032x}");
         let column = |unit: usize| vec![Some(if unit == fast { 1.0 } else { 3.0 }); count];
         ProfileBuilder::new(&graph)
             .cpus(2)
@@ -407,7 +408,7 @@ mod through_profiles {
         let cap = pair_cap_of(&first, &second).unwrap();
         assert!(close(cap.serial, 7.0) && close(cap.bound, 4.0), "{cap:?}");
         let error = plan_pair("aligned", &first, &second).unwrap_err().to_string();
-        assert!(error.contains("one model") || error.contains("synthetic"), "{error}");
+        assert!(error.contains("two requests of one model") && error.contains("synthetic"), "{error}");
     }
 
     #[test]

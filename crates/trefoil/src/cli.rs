@@ -2,7 +2,9 @@
 
 mod planning;
 
-pub use planning::{BenchPlanArgs, ExplainArgs, ObjectiveArg, PlanArgs, PlanningArgs, now_ms};
+pub use planning::{
+    BenchPlanArgs, ExplainArgs, ObjectiveArg, PaperArg, PaperArgs, PipelineArgs, PlanArgs, PlanningArgs, now_ms,
+};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -37,6 +39,10 @@ pub enum Command {
     Profile(ProfileArgs),
     /// Find the best placement from a profile; or of several models at once, or ask what if
     Plan(PlanArgs),
+    /// Cut a stream of videos between two engines from three rates, or divide any stream over any units
+    Pipeline(PipelineArgs),
+    /// Recompute what a paper's published numbers give, and print both side by side
+    Paper(PaperArgs),
     /// Measure (or reuse what was measured), plan, compare with every single unit in fresh processes, run the winner
     Run(RunArgs),
     /// Say why an operator is where it is, and what the next-best unit would cost

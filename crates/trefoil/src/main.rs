@@ -38,6 +38,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Profile(args) => commands::profile::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
+        Command::Pipeline(args) => commands::pipeline::run(&args),
+        Command::Paper(args) => commands::paper::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Explain(args) => commands::explain::run(&args),
         Command::Survey(args) => commands::survey::run(&args),

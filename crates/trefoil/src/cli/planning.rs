@@ -1,5 +1,6 @@
 //! What to plan for, and the commands that plan.
 
+use super::{GranularityArg, Shape};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -95,9 +96,18 @@ pub fn now_ms() -> f64 {
 /// `trefoil plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// Profile written by `trefoil profile`; several plan their models at once (two: `concurrent`, `aligned`, `joint`)
+    /// Profile written by `trefoil profile`; several plan their models at once. With --on, ONNX models
     #[arg(value_name = "PROFILE.json", required_unless_present = "list_methods")]
     pub profiles: Vec<PathBuf>,
+    /// Plan models for a simulated machine instead, like sim:lunar-lake (nothing is measured; every number is simulated)
+    #[arg(long, value_name = "sim:SOC")]
+    pub on: Option<String>,
+    /// With --on: static shape of an input whose extents are symbolic (repeatable)
+    #[arg(long = "shape", value_name = "INPUT=1,3,224,224", requires = "on")]
+    pub shapes: Vec<Shape>,
+    /// With --on: how nodes are grouped into operators
+    #[arg(long, value_enum, default_value_t = GranularityArg::Fused)]
+    pub granularity: GranularityArg,
     /// What to plan for
     #[command(flatten)]
     pub planning: PlanningArgs,
@@ -107,6 +117,10 @@ pub struct PlanArgs {
     /// Take the placement from a file instead: JSON object, operator name or index → unit
     #[arg(long, value_name = "SPLIT.json", conflicts_with = "method")]
     pub import: Option<PathBuf>,
+    /// Arrivals, rates, deadlines, weights, linked stages and repeats of the profiles' models, as a JSON file (see the page on
+    /// file formats), for method `concurrent`
+    #[arg(long, value_name = "WORKLOAD.json", conflicts_with_all = ["import", "what_if"])]
+    pub workload: Option<PathBuf>,
     /// Where to write the plan
     #[arg(short, long, value_name = "PLAN.json")]
     pub output: Option<PathBuf>,
@@ -126,6 +140,49 @@ pub struct PlanArgs {
     /// List the planners and stop
     #[arg(long)]
     pub list_methods: bool,
+}
+
+/// `trefoil pipeline`.
+#[derive(Debug, Args)]
+pub struct PipelineArgs {
+    /// Time of a block on the first engine, of a block on the second, and of the decoder (on the second), in one unit of time
+    #[arg(long, value_name = "T_G,T_N,T_V", allow_hyphen_values = true)]
+    pub rates: Option<String>,
+    /// Block executions of one video: steps times blocks of the model
+    #[arg(long, value_name = "B", default_value = "180", allow_hyphen_values = true)]
+    pub blocks: String,
+    /// Evaluate this cut instead of the best one
+    #[arg(long, value_name = "K", allow_hyphen_values = true)]
+    pub cut: Option<String>,
+    /// A general stream instead: units, blocks, handoffs, limits and deadline as a JSON file (see the page on file formats)
+    #[arg(long, value_name = "STREAM.json", conflicts_with_all = ["rates", "cut"])]
+    pub problem: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `trefoil paper`.
+#[derive(Debug, Args)]
+pub struct PaperArgs {
+    /// Which
+    #[arg(value_enum)]
+    pub paper: PaperArg,
+    /// Also vary every assumed number of the simulated machine by 20% (bident)
+    #[arg(long)]
+    pub sensitivity: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The papers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PaperArg {
+    /// HeteroVDiff: cuts, idle times, throughput, memory
+    Heterovdiff,
+    /// BIDENT: ten model families and 190 pairs on a simulated Lunar Lake
+    Bident,
 }
 
 /// `trefoil explain`.

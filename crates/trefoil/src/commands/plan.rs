@@ -1,12 +1,13 @@
 //! `trefoil plan`: a placement from a profile, or of several models from several profiles.
 
+use super::{simulated, workload};
 use crate::cli::{ObjectiveArg, PlanArgs};
 use crate::commands::plan_output::{self, Printed};
 use crate::context::{self, print, print_json};
 use crate::error::CliError;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use trefoil_core::{OperatorGraph, OperatorId, Plan, Profile, UnitAddress};
 use trefoil_plan::{METHODS, PlanRequest};
 
@@ -18,9 +19,14 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     context::check_writable(args.output.as_deref())?;
     context::check_writable(args.certificate.as_deref())?;
     let other = args.diff.as_deref().map(load_plan).transpose()?;
-    let profiles: Vec<Profile> =
-        args.profiles.iter().map(|path| trefoil_profile::load_profile(path)).collect::<Result<_, _>>()?;
-    let requests = requests(args, &profiles)?;
+    let profiles = profiles(args)?;
+    let (given, requests) = match &args.workload {
+        Some(path) => {
+            let (plan, requests) = workload::plan(path, args, &profiles)?;
+            (Some(plan), requests)
+        }
+        None => (None, requests(args, &profiles)?),
+    };
     let graphs: Vec<&OperatorGraph> = requests.iter().map(|request| request.graph).collect();
     if !args.what_if.is_empty() {
         return what_if(args, &requests);
@@ -28,10 +34,15 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     if args.planning.method == "pareto" {
         return front(args, &requests);
     }
-    let plan = match &args.import {
-        Some(path) => trefoil_plan::import(single(&requests, "--import")?, &read_split(path, graphs[0])?)?,
-        None => make(args, &requests)?,
+    let mut plan = match (given, &args.import) {
+        (Some(plan), _) => plan,
+        (None, Some(path)) => trefoil_plan::import(single(&requests, "--import")?, &read_split(path, graphs[0])?)?,
+        (None, None) => make(args, &requests)?,
     };
+    if args.on.is_some() {
+        plan.notes.extend(profiles.iter().flat_map(|profile| profile.notes.iter().cloned()));
+        plan.notes.dedup();
+    }
     if let Some(path) = &args.output {
         save_plan(&plan, path)?;
     }
@@ -62,10 +73,24 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
 
 fn list_methods() -> String {
     let mut text = String::new();
-    for method in METHODS.iter().chain(trefoil_plan::SEVERAL_METHODS) {
-        let _ = writeln!(text, "{:<17} {}", method.name, method.summary);
-    }
+    let mut line = |name: &str, summary: &str| {
+        let _ = writeln!(text, "{name:<17} {summary}");
+    };
+    let known = |name: &str| METHODS.iter().any(|method| method.name == name);
+    METHODS.iter().for_each(|method| line(method.name, method.summary));
+    line("pareto", "the plans of which none is beaten in latency, energy and memory at once");
+    let several = trefoil_plan::SEVERAL_METHODS.iter().filter(|method| !known(method.name));
+    several.for_each(|method| line(method.name, &format!("{} (two profiles)", method.summary)));
     text
+}
+
+/// The profiles given, or made for a simulated machine.
+fn profiles(args: &PlanArgs) -> Result<Vec<Profile>, CliError> {
+    let of = |path: &PathBuf| match &args.on {
+        Some(machine) => simulated::profile(args, path, machine),
+        None => Ok(trefoil_profile::load_profile(path)?),
+    };
+    args.profiles.iter().map(of).collect()
 }
 
 /// One request for each profile, all for the same units.
