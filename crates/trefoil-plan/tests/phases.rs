@@ -89,7 +89,8 @@ fn literal_phases_are_the_papers_sum() {
             .map(|job| instance.edges.iter().filter(|edge| edge.0 == job).map(|edge| edge.1).collect())
             .collect();
         let order: Vec<u32> = (0..instance.jobs as u32).collect();
-        let partition = Phases::new(&order, |job| before[job as usize].as_slice(), |job| after[job as usize].as_slice());
+        let partition =
+            Phases::new(&order, |job| before[job as usize].as_slice(), |job| after[job as usize].as_slice());
         let expected = branches(instance.jobs, &instance.edges);
         assert_eq!(partition.phases.len(), expected.len());
         for (found, wanted) in partition.phases.iter().zip(expected.values()) {
@@ -149,11 +150,8 @@ fn literal_phases_are_the_papers_sum() {
 fn branches_may_claim_the_same_unit_and_the_simulation_shows_it() {
     let graph = graph(&[1, 1, 1, 1], &[(0, 1), (0, 2), (1, 3), (2, 3)]);
     let times = |ms: f64| [Some(1.0), Some(ms), Some(ms), Some(1.0)];
-    let builder = ProfileBuilder::new(&graph)
-        .cpus(2)
-        .transfers(&[(0, 0.0)])
-        .operators(0, &times(4.0))
-        .operators(1, &times(6.0));
+    let builder =
+        ProfileBuilder::new(&graph).cpus(2).transfers(&[(0, 0.0)]).operators(0, &times(4.0)).operators(1, &times(6.0));
     let request = PlanRequest::new(&builder.profile, &graph);
     let literal = plan("phases", &request).unwrap();
     assert!(close(literal.claimed, 6.0) && literal.claimed < literal.simulated_ms, "{}", literal.claimed);

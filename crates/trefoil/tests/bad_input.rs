@@ -126,16 +126,26 @@ fn profiles_and_plans_of_something_else() {
 #[test]
 fn damaged_profiles_name_the_operator() {
     let space = Workspace::with_model();
-    space.run(["profile", "small.onnx", "-u", "rten:CPU", "-u", "rten:CPU@0", "--quick", "--no-refine", "-o", "p.json"]);
+    space.run([
+        "profile",
+        "small.onnx",
+        "-u",
+        "rten:CPU",
+        "-u",
+        "rten:CPU@0",
+        "--quick",
+        "--no-refine",
+        "-o",
+        "p.json",
+    ]);
     let profile: Value = serde_json::from_slice(&fs::read(space.path("p.json")).unwrap()).unwrap();
     let refused = |what: &str, change: &dyn Fn(&mut Value)| -> String {
         let mut damaged = profile.clone();
         change(&mut damaged);
         assert_ne!(damaged, profile, "{what}");
         fs::write(space.path("damaged.json"), serde_json::to_vec(&damaged).unwrap()).unwrap();
-        let messages = ["auto", "sequential", "dag"].map(|method| {
-            space.fails(["plan", "damaged.json", "--method", method, "-o", "plan.json"], 2)
-        });
+        let messages = ["auto", "sequential", "dag"]
+            .map(|method| space.fails(["plan", "damaged.json", "--method", method, "-o", "plan.json"], 2));
         assert!(!space.path("plan.json").exists(), "{what}: nothing is half-written");
         assert!(messages.iter().all(|message| *message == messages[0]), "{what}: {messages:?}");
         messages[0].clone()
@@ -156,7 +166,8 @@ fn damaged_profiles_name_the_operator() {
         records.retain(|record| record["subject"]["kind"] != "whole-model");
         for record in records {
             if of_operator(record) {
-                record["outcome"] = serde_json::json!({ "result": "failed", "stage": "compile", "reason": "unsupported" });
+                record["outcome"] =
+                    serde_json::json!({ "result": "failed", "stage": "compile", "reason": "unsupported" });
             }
         }
     });

@@ -195,8 +195,19 @@ fn every_method_prints_the_contract_and_a_certificate_that_holds() {
         ("pipeline", "throughput"),
     ] {
         let plan = json(&space.output([
-            "plan", "p.json", "--method", method, "--objective", objective, "--budget", "50ms", "--json", "-o", "plan.json",
-            "--certificate", "c.json",
+            "plan",
+            "p.json",
+            "--method",
+            method,
+            "--objective",
+            objective,
+            "--budget",
+            "50ms",
+            "--json",
+            "-o",
+            "plan.json",
+            "--certificate",
+            "c.json",
         ]));
         for key in ["makespan_ms", "gap", "exact", "timeline", "claimed", "method"] {
             assert!(!plan[key].is_null(), "{key} of {method} for {objective}: {plan:#}");
@@ -261,7 +272,8 @@ fn fronts_what_ifs_diffs_and_ports() {
     assert!(space.fails(["plan", "p.json", "--what-if", "slow:rten:CPU=2"], 2).contains("rten:CPU"));
 
     space.run(["plan", "p.json", "--method", "single:sim:lunar-lake/NPU", "-o", "npu.json"]);
-    let moved = stdout(&space.output(["plan", "p.json", "--method", "single:sim:lunar-lake/CPU", "--diff", "npu.json"]));
+    let moved =
+        stdout(&space.output(["plan", "p.json", "--method", "single:sim:lunar-lake/CPU", "--diff", "npu.json"]));
     assert!(moved.contains("sim:lunar-lake/NPU → sim:lunar-lake/CPU"), "{moved}");
 
     let ports = json(&space.output(["explain", "p.json", "--ports", "--json"]));

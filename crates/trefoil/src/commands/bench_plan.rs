@@ -124,10 +124,7 @@ fn profiles(folder: &Path) -> Result<Vec<(String, Profile)>, CliError> {
         }
     }
     paths.sort();
-    paths
-        .into_iter()
-        .map(|path| Ok((path.display().to_string(), trefoil_profile::load_profile(&path)?)))
-        .collect()
+    paths.into_iter().map(|path| Ok((path.display().to_string(), trefoil_profile::load_profile(&path)?))).collect()
 }
 
 fn quality(name: &str, family: &str, request: &PlanRequest<'_>, search_ms: f64) -> Result<Graph, CliError> {
@@ -244,28 +241,26 @@ fn families(graphs: &[Graph]) -> Vec<Family> {
 }
 
 fn quality_table(graphs: &[Graph]) -> String {
-    let mut headings =
-        ["graphs", ">how many", ">optimum known", ">sequential, own model"].map(str::to_owned).to_vec();
+    let mut headings = ["graphs", ">how many", ">optimum known", ">sequential, own model"].map(str::to_owned).to_vec();
     headings.extend(Contender::ALL.iter().map(|contender| format!(">{contender}")));
     headings.push(">dag's time (measured)".to_owned());
-    let rows = families(graphs)
-        .into_iter()
-        .map(|family| {
-            let mut cells = vec![
-                family.family,
-                family.graphs.to_string(),
-                family.optimum_known.to_string(),
-                family.sequential_own.text(),
-            ];
-            cells.extend(
-                Contender::ALL
-                    .iter()
-                    .map(|contender| family.contenders.get(&contender.to_string()).copied().unwrap_or_default().text()),
-            );
-            cells.push(format::time(family.dag_planned_ms));
-            cells.into_iter().map(|cell| (cell, false)).collect()
-        })
-        .collect();
+    let rows =
+        families(graphs)
+            .into_iter()
+            .map(|family| {
+                let mut cells = vec![
+                    family.family,
+                    family.graphs.to_string(),
+                    family.optimum_known.to_string(),
+                    family.sequential_own.text(),
+                ];
+                cells.extend(Contender::ALL.iter().map(|contender| {
+                    family.contenders.get(&contender.to_string()).copied().unwrap_or_default().text()
+                }));
+                cells.push(format::time(family.dag_planned_ms));
+                cells.into_iter().map(|cell| (cell, false)).collect()
+            })
+            .collect();
     let title = "Gap of makespans, mean (largest); graphs simulated";
     format!("\n{}", trefoil_report::text_table(title, &headings, rows).render(TableFormat::Text, context::width()))
 }
@@ -275,7 +270,8 @@ fn speed_table(speeds: &[Speed]) -> String {
     let rows = speeds
         .iter()
         .map(|speed| {
-            let asked = speed.asked_ms.map_or_else(|| format::ABSENT.to_owned(), |ms| format!("≤ {}", format::time(ms)));
+            let asked =
+                speed.asked_ms.map_or_else(|| format::ABSENT.to_owned(), |ms| format!("≤ {}", format::time(ms)));
             let cells = [speed.what.clone(), format::time(speed.median_ms), asked, speed.runs.to_string()];
             cells.into_iter().map(|cell| (cell, false)).collect()
         })

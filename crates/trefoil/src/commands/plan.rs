@@ -149,7 +149,8 @@ fn front(args: &PlanArgs, requests: &[PlanRequest<'_>]) -> Result<(), CliError> 
     let request = single(requests, "method `pareto`")?;
     if args.output.is_some() || args.certificate.is_some() || args.diff.is_some() {
         return Err(CliError::Usage(
-            "method `pareto` makes several plans: take one from `--json`, without -o, --certificate or --diff".to_owned(),
+            "method `pareto` makes several plans: take one from `--json`, without -o, --certificate or --diff"
+                .to_owned(),
         ));
     }
     let front = trefoil_plan::pareto_plans(request, &args.planning.options())?;

@@ -70,7 +70,8 @@ pub fn plan<'a>(
     if !matches!(args.planning.method.as_str(), "auto" | "concurrent") {
         return Err(CliError::Usage(format!("--workload is for method `concurrent`, not `{}`", args.planning.method)));
     }
-    let text = std::fs::read(path).map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })?;
+    let text =
+        std::fs::read(path).map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })?;
     let workload: Workload = serde_json::from_slice(&text)
         .map_err(|error| CliError::Usage(format!("{} is no workload: {error}", path.display())))?;
     let fail = |reason: String| CliError::Usage(format!("{}: {reason}", path.display()));
@@ -120,13 +121,15 @@ pub fn plan<'a>(
     let plan = trefoil_plan::concurrent(&asked, &args.planning.options())?;
     let requests = order
         .into_iter()
-        .map(|at| Ok(PlanRequest {
-            profile: &profiles[at],
-            graph: profiles[at].model(None)?,
-            units: args.units.clone(),
-            objective: args.planning.objective.into(),
-            pins: args.planning.pins.clone(),
-        }))
+        .map(|at| {
+            Ok(PlanRequest {
+                profile: &profiles[at],
+                graph: profiles[at].model(None)?,
+                units: args.units.clone(),
+                objective: args.planning.objective.into(),
+                pins: args.planning.pins.clone(),
+            })
+        })
         .collect::<Result<_, CliError>>()?;
     Ok((plan, requests))
 }
