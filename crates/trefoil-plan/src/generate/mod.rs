@@ -2,15 +2,19 @@
 //!
 //! Units are unrelated, as real ones are: each has a dispatch time and its own speed for every kind of operator, so that none
 //! is best everywhere. Operators are drawn from a catalogue of (kind, size) entries, since networks repeat their layers;
-//! equal entries share a signature and so a measurement. Everything is labelled [`Origin::Simulated`]; no number here
+//! equal entries share a signature and so a measurement. Everything is labelled [`trefoil_core::Origin::Simulated`]; no number here
 //! stands for any real machine.
 
-use crate::testing::{graph, ok};
+mod connect;
+mod records;
+
+use crate::testing::graph;
+use connect::connect;
+use records::Records;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use trefoil_core::{
-    Conditions, Machine, Measurement, MeasurementId, OperatorClass, OperatorGraph, Origin, Outcome, Profile, Resource,
-    Samples, Signature, Subject, Unit, UnitAddress, UnitKind, UnitLimits,
+    Machine, OperatorClass, OperatorGraph, Profile, Resource, Signature, Unit, UnitAddress, UnitKind, UnitLimits,
 };
 
 /// How a generated graph is connected.
@@ -205,129 +209,6 @@ fn catalogue(operators: usize, random: &mut Random) -> Vec<Entry> {
         .collect()
 }
 
-/// Edges `(from, to)`, `from < to`, of a connected graph of `count` operators.
-fn connect(shape: Shape, count: usize, random: &mut Random) -> Vec<(u32, u32)> {
-    let mut builder = Connector { count: count as u32, next: 0, edges: Vec::new() };
-    match shape {
-        Shape::Chain => builder.edges.extend((1..count as u32).map(|to| (to - 1, to))),
-        Shape::SeriesParallel => {
-            let mut at = None;
-            while builder.next < builder.count {
-                let budget = builder.count - builder.next;
-                at = Some(builder.series_parallel(at, budget, random));
-            }
-        }
-        Shape::Layered => builder.layered(random),
-        Shape::ForkJoin => builder.fork_join(random),
-        Shape::Network => builder.network(),
-    }
-    builder.edges
-}
-
-struct Connector {
-    count: u32,
-    next: u32,
-    edges: Vec<(u32, u32)>,
-}
-
-impl Connector {
-    /// Adds an operator that reads `from`.
-    fn push(&mut self, from: impl IntoIterator<Item = u32>) -> u32 {
-        let at = self.next;
-        self.next += 1;
-        self.edges.extend(from.into_iter().map(|from| (from, at)));
-        at
-    }
-
-    /// A block of exactly `budget` operators after `from`; returns its last operator.
-    fn series_parallel(&mut self, from: Option<u32>, budget: u32, random: &mut Random) -> u32 {
-        match budget {
-            0 | 1 => self.push(from),
-            // A parallel composition needs a fork, two branches and a join.
-            4.. if random.unit() < 0.55 => {
-                let fork = self.push(from);
-                let mut left = budget - 2;
-                let branches = 2 + random.below(3).min(left as usize - 2) as u32;
-                let mut exits = Vec::new();
-                for branch in 0..branches {
-                    let others = branches - branch - 1;
-                    let most = left - others;
-                    let take = if others == 0 { left } else { 1 + random.below(most as usize) as u32 };
-                    exits.push(self.series_parallel(Some(fork), take, random));
-                    left -= take;
-                }
-                self.push(exits)
-            }
-            _ => {
-                let first = 1 + random.below(budget as usize - 1) as u32;
-                let middle = self.series_parallel(from, first, random);
-                self.series_parallel(Some(middle), budget - first, random)
-            }
-        }
-    }
-
-    fn layered(&mut self, random: &mut Random) {
-        let mut before: Vec<u32> = Vec::new();
-        while self.next < self.count {
-            let width = (1 + random.below(8)).min((self.count - self.next) as usize);
-            let layer: Vec<u32> = (0..width)
-                .map(|_| {
-                    let reads = (1 + random.below(3)).min(before.len());
-                    let from: BTreeSet<u32> = (0..reads).map(|_| before[random.below(before.len())]).collect();
-                    self.push(from)
-                })
-                .collect();
-            before = layer;
-        }
-    }
-
-    fn fork_join(&mut self, random: &mut Random) {
-        let mut at: Option<u32> = None;
-        while self.next < self.count {
-            let fork = self.push(at);
-            at = Some(fork);
-            let mut exits = Vec::new();
-            for _ in 0..4 + random.below(13) {
-                let mut tail = fork;
-                for _ in 0..1 + random.below(3) {
-                    if self.next + 1 < self.count {
-                        tail = self.push([tail]);
-                    }
-                }
-                if tail != fork {
-                    exits.push(tail);
-                }
-            }
-            if self.next < self.count && !exits.is_empty() {
-                at = Some(self.push(exits));
-            }
-        }
-    }
-
-    fn network(&mut self) {
-        let mut at: Option<u32> = None;
-        while self.next < self.count {
-            let entry = at;
-            // norm → (q, k, v) → scores → softmax → mix → + → norm → up, gate → mul → down → +
-            let pattern: [&[u32]; 13] =
-                [&[], &[0], &[0], &[0], &[1, 2], &[4], &[5, 3], &[6], &[7], &[8], &[8], &[9, 10], &[11, 7]];
-            let mut made: Vec<u32> = Vec::new();
-            for (step, reads) in pattern.iter().enumerate() {
-                if self.next == self.count {
-                    break;
-                }
-                let mut from: BTreeSet<u32> = reads.iter().map(|&read| made[read as usize]).collect();
-                // The first operator reads the block's input, and the first addition adds it back.
-                if matches!(step, 0 | 7) {
-                    from.extend(entry);
-                }
-                made.push(self.push(from));
-            }
-            at = made.last().copied();
-        }
-    }
-}
-
 fn machine() -> Machine {
     Machine {
         cpu: "generated".to_owned(),
@@ -355,108 +236,6 @@ fn unit(index: usize) -> Unit {
         limits: UnitLimits::default(),
         simulated: true,
         description: Some("generated at random".to_owned()),
-    }
-}
-
-/// Busy watts by unit, in the order of [`unit`]; idle last.
-const WATTS: [f64; MOST_UNITS] = [18.0, 26.0, 9.0, 6.0, 40.0];
-const IDLE_WATTS: f64 = 3.0;
-/// Milliseconds to start anything, by unit.
-const DISPATCH: [f64; MOST_UNITS] = [0.003, 0.012, 0.03, 0.02, 0.015];
-/// Typical speed by unit: compute-bound and memory-bound work.
-const SPEED: [[f64; 2]; MOST_UNITS] = [[1.0, 1.0], [3.0, 1.1], [2.2, 0.5], [1.2, 0.7], [4.0, 1.3]];
-/// One operator in so many does not compile on the third and fourth unit.
-const UNSUPPORTED: usize = 12;
-
-struct Records<'a> {
-    profile: &'a mut Profile,
-}
-
-impl Records<'_> {
-    fn push(&mut self, subject: Subject, units: Vec<UnitAddress>, outcome: Outcome) {
-        self.profile.measurements.push(Measurement {
-            // Every subject is recorded once.
-            id: MeasurementId::new(&subject, &units, 0),
-            subject,
-            units,
-            origin: Origin::Simulated,
-            outcome,
-            conditions: Conditions::default(),
-            versions: BTreeMap::new(),
-            taken_at: "1970-01-01T00:00:00Z".to_owned(),
-        });
-    }
-
-    fn address(&self, unit: usize) -> UnitAddress {
-        self.profile.units[unit].address.clone()
-    }
-
-    fn operators(&mut self, catalogue: &[Entry], used: &BTreeSet<usize>, spec: &GraphSpec, random: &mut Random) {
-        for unit in 0..spec.units {
-            let address = self.address(unit);
-            let taste: Vec<f64> = KINDS.iter().map(|_| random.log_uniform(0.4, 2.5)).collect();
-            for (index, entry) in catalogue.iter().enumerate() {
-                let kind = KINDS.iter().position(|kind| kind.0 == entry.kind).unwrap_or(0);
-                let speed = SPEED[unit][usize::from(entry.class == OperatorClass::Memory)];
-                let ms = DISPATCH[unit] + entry.work / (speed * taste[kind]) * random.log_uniform(0.8, 1.25);
-                let unsupported = matches!(unit, 2 | 3) && random.below(UNSUPPORTED) == 0;
-                if !used.contains(&index) {
-                    continue;
-                }
-                let subject = Subject::Operator { signature: Signature(format!("{:016x}{index:016x}", spec.seed)) };
-                let outcome = if unsupported {
-                    Outcome::Failed { stage: "compile".to_owned(), reason: format!("no {} kernel", entry.kind) }
-                } else {
-                    ok(ms)
-                };
-                self.push(subject, vec![address.clone()], outcome);
-            }
-        }
-    }
-
-    fn transfers(&mut self, random: &mut Random) {
-        let count = self.profile.units.len();
-        for from in 0..count {
-            for to in (0..count).filter(|&to| to != from) {
-                let start = random.log_uniform(0.004, 0.03);
-                let per_megabyte = random.log_uniform(0.02, 0.15);
-                for (bytes, ms) in [(1_000, start), (4_000_000, start + 4.0 * per_megabyte)] {
-                    let pair = vec![self.address(from), self.address(to)];
-                    self.push(Subject::Transfer { bytes }, pair, ok(ms));
-                }
-            }
-        }
-    }
-
-    fn slowdowns(&mut self, most: f64, random: &mut Random) {
-        if most <= 1.0 {
-            return;
-        }
-        let classes = [OperatorClass::Compute, OperatorClass::Memory];
-        let count = self.profile.units.len();
-        for slowed in 0..count {
-            for other in (0..count).filter(|&other| other != slowed) {
-                let pair = random.between(1.0, most);
-                for class in classes {
-                    for interference in classes {
-                        // Memory-bound work suffers and disturbs most.
-                        let memory = [class, interference].iter().filter(|&&c| c == OperatorClass::Memory).count();
-                        let factor = 1.0 + (pair - 1.0) * [0.3, 0.6, 1.0][memory];
-                        let units = vec![self.address(slowed), self.address(other)];
-                        let value = Outcome::Value { value: Samples::exactly(factor) };
-                        self.push(Subject::Slowdown { class, interference }, units, value);
-                    }
-                }
-            }
-        }
-    }
-
-    fn powers(&mut self) {
-        for (unit, watts) in WATTS.iter().enumerate().take(self.profile.units.len()) {
-            let address = self.address(unit);
-            self.push(Subject::Power, vec![address], Outcome::Value { value: Samples::exactly(*watts) });
-        }
-        self.profile.declared_watts.insert("idle".to_owned(), IDLE_WATTS);
     }
 }
 
@@ -499,6 +278,7 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trefoil_core::Origin;
 
     fn spec(shape: Shape, operators: usize, units: usize, seed: u64) -> GraphSpec {
         GraphSpec { shape, operators, units, slowdown: 1.2, seed }

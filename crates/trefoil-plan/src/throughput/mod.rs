@@ -1,16 +1,21 @@
 //! `pipeline` of a model: items stream through segments on different units, for the shortest period.
 //!
 //! The operators, in a topological order cut at its calm positions, are the blocks of a [`StreamProblem`]; its stages become
-//! segments. That search prices a handoff by every tensor alive there; the plan that comes out is then priced like any other
+//! segments. A local search that moves single operators between units competes. The stream's search prices a handoff by every tensor alive there; the plan that comes out is then priced like any other
 //! (each tensor once per unit that reads it), and its **period** is the busiest resource's time for one item.
+
+mod balance;
 
 use crate::assemble::{Piece, assemble, set_bound};
 use crate::bounds::LeastTimes;
 use crate::cuts::{IntervalGraph, choose_cuts};
+use crate::list_scheduling::fastest_unit;
+use crate::pareto::schedule_of;
 use crate::problem::Problem;
 use crate::simulate::resource_keys;
 use crate::stream::{StreamBlock, StreamProblem, StreamUnit, plan_stream};
 use crate::view::CostView;
+use crate::whole::cheapest_grouping;
 use crate::{PlanError, PlanOptions};
 use std::collections::BTreeMap;
 use trefoil_core::{Objective, OperatorId, Plan};
@@ -77,6 +82,14 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
             }
         }
     }
+    for pieces in balanced(view, best.as_ref())? {
+        let mut plan = assemble(view, "pipeline", &pieces)?;
+        plan.objective = Objective::Throughput;
+        plan.claimed = loads(&plan).values().copied().fold(0.0, f64::max);
+        if best.as_ref().is_none_or(|best| plan.claimed < best.claimed * (1.0 - 1e-9)) {
+            best = Some(plan);
+        }
+    }
     let Some(mut plan) = best else { return Err(view.no_split("no pipeline of segments runs everywhere")) };
     set_bound(&mut plan, bound(view)?);
     plan.notes.push(format!(
@@ -84,6 +97,21 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
         plan.claimed, plan.simulated_ms
     ));
     Ok(plan)
+}
+
+/// Splits of balanced placements, from the best plan so far and from each operator where it is fastest.
+fn balanced(view: &CostView<'_>, best: Option<&Plan>) -> Result<Vec<Vec<Piece>>, PlanError> {
+    // Without an isolated cost somewhere there is nothing to balance with.
+    let Ok(problem) = Problem::from_view(view) else { return Ok(Vec::new()) };
+    let mut starts = vec![fastest_unit(&problem).unit];
+    starts.extend(best.map(|plan| schedule_of(&problem, plan).unit));
+    let runs_there =
+        |unit: &Vec<u32>| unit.iter().zip(problem.jobs()).all(|(&unit, job)| job.ms[unit as usize].is_finite());
+    let splits = starts.into_iter().filter(runs_there).map(|unit| {
+        let unit_of: Vec<usize> = balance::balance(&problem, unit).into_iter().map(|unit| unit as usize).collect();
+        cheapest_grouping(view, &unit_of)
+    });
+    Ok(splits.filter_map(Result::ok).collect())
 }
 
 /// Milliseconds of work of each resource for one item.
