@@ -108,7 +108,7 @@ fn attention(
     width: u64,
 ) -> TensorId {
     let (q, k, v) = (net.linear(x, width, "Add"), net.linear(context, width, "Add"), net.linear(context, width, "Add"));
-    let mixed = net.attend([q, k, v], Attention { heads: heads, rows: rows, keys: keys, head: width / heads });
+    let mixed = net.attend([q, k, v], Attention { heads, rows, keys, head: width / heads });
     net.linear(mixed, width, "Add")
 }
 
@@ -404,8 +404,8 @@ fn gemma_layer(
     let out = net.linear(mixed, width, "");
     let x = residual(net, x, out, gate);
     let (normed, gate) = norm(net, x);
-    let (gated, up) = (net.linear(normed, mlp, "Gelu"), net.linear(normed, mlp, ""));
-    let hidden = net.each("Mul", &[gated, up]);
+    let (activated, up) = (net.linear(normed, mlp, "Gelu"), net.linear(normed, mlp, ""));
+    let hidden = net.each("Mul", &[activated, up]);
     let down = net.linear(hidden, width, "");
     (residual(net, x, down, gate), k, v)
 }

@@ -39,10 +39,7 @@ fn number(interval: Interval) -> String {
             _ => 3,
         };
         let text = format!("{value:.decimals$}");
-        match text.contains('.') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
-        }
+        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
     };
     let (low, high) = (digits(interval.low), digits(interval.high));
     if low == high { low } else { format!("{low}..{high}") }
