@@ -24,13 +24,15 @@ impl Interval {
         Self { low, high }
     }
 
-    /// What prints as `text` when rounded to its last digit: `3.9` is 3.85 to 3.95. Commas group digits. `None` if it is no
-    /// number.
+    /// What prints as `text` when rounded to its last digit: `3.9` is 3.85 to 3.95. Commas group digits. Zeros at the end of
+    /// whole numbers from 1,000 may be rounding: `12,800` is 12,750 to 12,850. `None` if it is no number.
     pub fn printed(text: &str) -> Option<Self> {
         let plain = text.replace(',', "");
         let value: f64 = plain.parse().ok()?;
         let decimals = plain.split_once('.').map_or(0, |(_, decimals)| decimals.len());
-        let half = 0.5 * 10f64.powi(-(decimals as i32));
+        let zeros = plain.bytes().rev().take_while(|&byte| byte == b'0').count();
+        let rounded = if decimals == 0 && value >= 1000.0 { zeros } else { 0 };
+        let half = 0.5 * 10f64.powi(rounded as i32 - decimals as i32);
         Some(Self { low: value - half, high: value + half })
     }
 
@@ -122,6 +124,9 @@ mod tests {
         let number = Interval::printed("1,423.5").unwrap();
         assert!(close(number.low, 1423.45) && close(number.high, 1423.55));
         assert!(Interval::printed("x").is_none());
+        let rounded = Interval::printed("12,800").unwrap();
+        assert!(close(rounded.low, 12_750.0) && close(rounded.high, 12_850.0));
+        assert!(close(Interval::printed("180").unwrap().low, 179.5));
         let two = Interval::printed("2").unwrap();
         let product = two * Interval::new(-1.0, 3.0);
         assert!(close(product.low, -2.5) && close(product.high, 7.5));

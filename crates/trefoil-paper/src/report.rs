@@ -92,8 +92,8 @@ pub enum Verdict {
     Contradicts,
     /// A prediction that differs from a measurement.
     Differs,
-    /// Above what the paper's other numbers allow.
-    Impossible,
+    /// Above what the paper's other numbers allow under stated conditions.
+    AboveCap,
     /// Nothing published gives it.
     Unpublished,
 }
@@ -185,7 +185,7 @@ impl Section {
         self.compare(numbers, name, Relation::Follows, cap, how)?;
         if let Some(row) = self.rows.last_mut() {
             let fits = numbers.interval(name)?.low <= cap;
-            row.verdict = if fits { Verdict::Agrees } else { Verdict::Impossible };
+            row.verdict = if fits { Verdict::Agrees } else { Verdict::AboveCap };
             row.what = format!("{} (cap)", row.what);
         }
         Ok(())

@@ -3,6 +3,7 @@
 
 use trefoil_core::OperatorClass;
 use trefoil_core::OperatorGraph;
+use trefoil_plan::stream::{StreamProblem, StreamUnit, VideoRates, plan_stream};
 use trefoil_plan::testing::{Numbers, ProfileBuilder, graph};
 use trefoil_plan::{
     AlignedCosts, PairCosts, PairOperators, PairRules, PlanRequest, aligned_dp, joint_dp, joint_units_dp, plan,
@@ -106,4 +107,32 @@ fn joint_units_core(bencher: divan::Bencher<'_, '_>, (n, m): (usize, usize)) {
         overlap: vec![1.0; 9],
     };
     bencher.bench_local(|| joint_units_dp(divan::black_box(first), second, &rules, 3));
+}
+
+/// HeteroVDiff's 180 blocks and decoder over 2 to 4 units, each once.
+#[divan::bench(args = [2, 3, 4])]
+fn stream_stages(bencher: divan::Bencher<'_, '_>, units: usize) {
+    let problem = stream(units, false, None);
+    bencher.bench_local(|| plan_stream(divan::black_box(&problem)).map(|plan| plan.period));
+}
+
+/// Two units, each as often as handoffs allow.
+#[divan::bench(args = [2, 3], sample_count = 10)]
+fn stream_revisits(bencher: divan::Bencher<'_, '_>, handoffs: u32) {
+    let problem = stream(2, true, Some(handoffs));
+    bencher.bench_local(|| plan_stream(divan::black_box(&problem)).map(|plan| (plan.period, plan.exact)));
+}
+
+fn stream(units: usize, revisits: bool, most_handoffs: Option<u32>) -> StreamProblem {
+    let mut problem = StreamProblem::from_rates(VideoRates { first: 13.25, second: 3.16, decoder: 267.0 }, 180);
+    let mut numbers = Numbers(3);
+    for extra in 2..units {
+        problem.units.push(StreamUnit { name: format!("u{extra}"), resource: None, memory_bytes: None });
+        for block in &mut problem.blocks {
+            block.cost.push(Some(8.0 + 4.0 * numbers.next().unwrap_or(0.0)));
+        }
+    }
+    problem.most_handoffs = most_handoffs;
+    problem.revisits = revisits;
+    problem
 }

@@ -27,6 +27,15 @@ impl Width {
 /// Operations per byte above which an operator is compute-bound; the same threshold as for real models.
 const COMPUTE_BOUND_ABOVE: f64 = 8.0;
 
+/// Sizes of an attention: heads of a width, rows of queries, number of keys.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Attention {
+    pub heads: u64,
+    pub rows: u64,
+    pub keys: u64,
+    pub head: u64,
+}
+
 /// A graph under construction.
 pub(super) struct Builder {
     graph: OperatorGraph,
@@ -170,19 +179,11 @@ impl Builder {
     }
 
     /// Scaled dot-product attention of projected queries, keys and values; the result has the queries' shape.
-    pub fn attend(
-        &mut self,
-        q: TensorId,
-        k: TensorId,
-        v: TensorId,
-        heads: u64,
-        rows: u64,
-        keys: u64,
-        head: u64,
-    ) -> TensorId {
-        let scores = self.product(q, k, heads, rows, head, keys);
+    pub fn attend(&mut self, [queries, keys, values]: [TensorId; 3], size: Attention) -> TensorId {
+        let Attention { heads, rows, keys: count, head } = size;
+        let scores = self.product(queries, keys, heads, rows, head, count);
         let weights = self.each("Mul+Softmax", &[scores]);
-        let mixed = self.product(weights, v, heads, rows, keys, head);
+        let mixed = self.product(weights, values, heads, rows, count, head);
         self.op("Transpose+Reshape", &[mixed], &[1, rows, heads * head], 0, 0)
     }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use trefoil_core::OperatorClass;
 use trefoil_plan::{best_single, sequential_dp};
 use trefoil_units::UnitError;
-use trefoil_units::sim::{SocDescription, Workload};
+use trefoil_units::sim::{OperatorTime, SocDescription, Workload};
 
 /// The machine's units, in the order of every table.
 pub const UNITS: [&str; 3] = ["CPU", "GPU", "NPU"];
@@ -68,7 +68,7 @@ impl Costs {
             for (unit, (device, name)) in devices.iter().zip(UNITS).enumerate() {
                 let device = device.ok_or_else(|| missing(name))?;
                 let time = device.operator_time(&work).filter(|_| configuration.allowed[unit]);
-                costs.ms.push(time.map_or(f64::INFINITY, |time| time.total_ms()));
+                costs.ms.push(time.map_or(f64::INFINITY, OperatorTime::total_ms));
                 let handed = |from: &str, to: &str, bytes: u64| {
                     if ACCELERATOR[unit] { soc.transfer_ms(from, to, bytes).unwrap_or(0.0) } else { 0.0 }
                 };
@@ -148,7 +148,9 @@ pub(crate) fn sequential(name: String, costs: &Costs) -> Sequential {
         (ms < f64::INFINITY).then_some(ms)
     };
     let mut placed = [0; 3];
-    fast.iter().for_each(|&unit| placed[unit] += 1);
+    for &unit in &fast {
+        placed[unit] += 1;
+    }
     let least = |row: &[f64]| row.iter().copied().fold(f64::INFINITY, f64::min);
     Sequential {
         name,

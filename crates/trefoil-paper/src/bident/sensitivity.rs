@@ -53,9 +53,15 @@ const CHANGES: [(&str, Change); 11] = [
     ("dispatch, CPU", |soc, factor| dispatch(soc, "CPU", factor)),
     ("dispatch, GPU", |soc, factor| dispatch(soc, "GPU", factor)),
     ("dispatch, NPU", |soc, factor| dispatch(soc, "NPU", factor)),
-    ("transfer latency", |soc, factor| soc.transfers.iter_mut().for_each(|transfer| transfer.latency_ms *= factor)),
+    ("transfer latency", |soc, factor| {
+        for transfer in &mut soc.transfers {
+            transfer.latency_ms *= factor;
+        }
+    }),
     ("transfer bandwidth", |soc, factor| {
-        soc.transfers.iter_mut().for_each(|transfer| transfer.bytes_per_second *= factor)
+        for transfer in &mut soc.transfers {
+            transfer.bytes_per_second *= factor;
+        }
     }),
     ("sharing", |_, _| ()),
 ];

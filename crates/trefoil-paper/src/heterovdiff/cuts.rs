@@ -137,13 +137,6 @@ fn table5(numbers: &PublishedNumbers) -> Result<Section, PaperError> {
         drift,
         "6.5.1: the decoder's time drifted from 186 to 270 s between days",
     )?;
-    section.compare(
-        numbers,
-        "npu_solo_vae",
-        Follows,
-        drift,
-        "6.5.1: the decoder's time drifted from 186 to 270 s between days",
-    )?;
     section.note(
         "one set of rates does not give Table 5: its GPU block takes 14.37 s at cut 30 and 13.03 s at cuts 34 and 60",
     );

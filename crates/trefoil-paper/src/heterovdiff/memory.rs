@@ -66,7 +66,7 @@ pub(super) fn section(numbers: &PublishedNumbers) -> Result<Section, PaperError>
     section.compare(
         numbers,
         "t3_gpu_only_total",
-        Follows,
+        Models,
         numbers.interval("t3_gpu_only_base")? / 1024.0,
         "the row's base",
     )?;
@@ -91,7 +91,7 @@ pub(super) fn section(numbers: &PublishedNumbers) -> Result<Section, PaperError>
     section.compare(
         numbers,
         "fp16_copy",
-        Follows,
+        Models,
         (params - text) * 2.0 / 1e9,
         "FP16 of all but the text embedder, which prompts embedded offline do not need",
     )?;
@@ -121,7 +121,7 @@ pub(super) fn section(numbers: &PublishedNumbers) -> Result<Section, PaperError>
     section.compare(
         numbers,
         "mem_private",
-        Follows,
+        Models,
         attention * MIB / 1e6,
         "the attention base in MB; 540 is its MiB",
     )?;

@@ -39,10 +39,7 @@ fn number(interval: Interval) -> String {
             _ => 3,
         };
         let text = format!("{value:.decimals$}");
-        match text.contains('.') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
-        }
+        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
     };
     let (low, high) = (digits(interval.low), digits(interval.high));
     if low == high { low } else { format!("{low}..{high}") }
@@ -53,7 +50,7 @@ fn verdict(row: &Row) -> &'static str {
         Verdict::Agrees => "agrees",
         Verdict::Contradicts => "CONTRADICTS",
         Verdict::Differs => "differs",
-        Verdict::Impossible => "IMPOSSIBLE",
+        Verdict::AboveCap => "ABOVE CAP",
         Verdict::Unpublished => "",
     }
 }
@@ -66,8 +63,8 @@ fn describe(report: &PaperReport) -> String {
     let mut text = format!(
         "{}: published numbers beside what follows from them\n\
          A range is what all numbers that print like the published ones give. `agrees`: equal within the printed digits. \
-         `CONTRADICTS`: follows from the paper's own numbers and the paper prints another. `IMPOSSIBLE`: above what its own \
-         numbers allow. `differs`: a prediction or simulation beside a measurement.\n",
+         `CONTRADICTS`: follows from the paper's own numbers and the paper prints another. `ABOVE CAP`: above what its own \
+         sequential speedups allow. `differs`: a prediction or simulation beside a measurement.\n",
         report.paper
     );
     for section in &report.sections {
@@ -94,10 +91,10 @@ fn describe(report: &PaperReport) -> String {
     let count = |verdict| report.with_verdict(verdict).count();
     let _ = writeln!(
         text,
-        "\n{} agree, {} contradict the paper's own numbers, {} are impossible by them, {} predictions differ from measurements",
+        "\n{} agree, {} contradict the paper's own numbers, {} are above the cap that its sequential speedups set, {} predictions differ from measurements",
         count(Verdict::Agrees),
         count(Verdict::Contradicts),
-        count(Verdict::Impossible),
+        count(Verdict::AboveCap),
         count(Verdict::Differs)
     );
     for line in &report.cannot_be_checked {
