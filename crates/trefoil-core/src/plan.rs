@@ -323,9 +323,8 @@ impl Plan {
                     match covered.get_mut(id.index()) {
                         None => return fail(format!("plan segment {index} names operator {id}, which does not exist")),
                         Some(others) => {
-                            let mut apart = |other| {
-                                *apart.entry((other, index)).or_insert_with(|| self.run_apart(other, index))
-                            };
+                            let mut apart =
+                                |other| *apart.entry((other, index)).or_insert_with(|| self.run_apart(other, index));
                             if !others.iter().all(|&other| apart(other)) {
                                 return fail(format!("plan covers operator {id} twice"));
                             }

@@ -126,7 +126,7 @@ pub fn concurrent(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> Res
         _ => Goal::Makespan,
     };
     let problem = problem.with_goal(goal)?;
-    let hints = workload.hints(&views, &problem);
+    let hints = Workload::hints(&views, &problem);
     let solution: Solution = dag::solve(&problem, &hints, options)?;
     let mut plan = problem.to_plan(&views, &solution.schedule, "concurrent", true)?;
     state_quality(&mut plan, &problem, &views, Some(&solution))?;
@@ -189,8 +189,7 @@ impl<'a> Workload<'a> {
         if units.is_empty() {
             return Err(wrong(&first.graph.model, "the profiles have no unit in common".to_owned()));
         }
-        let mut workload =
-            Self { views: Vec::new(), instances: Vec::new(), links: Vec::new(), requests: Vec::new() };
+        let mut workload = Self { views: Vec::new(), instances: Vec::new(), links: Vec::new(), requests: Vec::new() };
         let mut pinned = vec![false; request.pins.len()];
         let mut known: Vec<(*const Profile, *const OperatorGraph)> = Vec::new();
         let mut items: BTreeMap<usize, u32> = BTreeMap::new();
@@ -198,25 +197,23 @@ impl<'a> Workload<'a> {
             let mut models = Vec::new();
             for stage in &application.stages {
                 let key = (std::ptr::from_ref(stage.profile), std::ptr::from_ref(stage.graph));
-                let model = match known.iter().position(|known| *known == key) {
-                    Some(model) => model,
-                    None => {
-                        // A pin needs to match somewhere, not in every model.
-                        let matches =
-                            |pin: &Pin| stage.graph.operators.iter().any(|operator| pin.matches(operator));
-                        let pins: Vec<Pin> = request.pins.iter().filter(|pin| matches(pin)).cloned().collect();
-                        request.pins.iter().zip(&mut pinned).for_each(|(pin, found)| *found |= matches(pin));
-                        let plan_request = PlanRequest {
-                            profile: stage.profile,
-                            graph: stage.graph,
-                            units: units.clone(),
-                            objective: request.objective,
-                            pins,
-                        };
-                        workload.views.push(CostView::new(&plan_request)?);
-                        known.push(key);
-                        known.len() - 1
-                    }
+                let model = if let Some(model) = known.iter().position(|known| *known == key) {
+                    model
+                } else {
+                    // A pin needs to match somewhere, not in every model.
+                    let matches = |pin: &Pin| stage.graph.operators.iter().any(|operator| pin.matches(operator));
+                    let pins: Vec<Pin> = request.pins.iter().filter(|pin| matches(pin)).cloned().collect();
+                    request.pins.iter().zip(&mut pinned).for_each(|(pin, found)| *found |= matches(pin));
+                    let plan_request = PlanRequest {
+                        profile: stage.profile,
+                        graph: stage.graph,
+                        units: units.clone(),
+                        objective: request.objective,
+                        pins,
+                    };
+                    workload.views.push(CostView::new(&plan_request)?);
+                    known.push(key);
+                    known.len() - 1
                 };
                 models.push(model);
             }
@@ -239,10 +236,12 @@ impl<'a> Workload<'a> {
                     });
                     *item += 1;
                 }
-                workload.links.extend(application.links.iter().map(|link| Link {
-                    from: (base + link.from.0, link.from.1),
-                    to: (base + link.to.0, link.to.1),
-                }));
+                workload.links.extend(
+                    application.links.iter().map(|link| Link {
+                        from: (base + link.from.0, link.from.1),
+                        to: (base + link.to.0, link.to.1),
+                    }),
+                );
             }
         }
         if let Some(at) = pinned.iter().position(|found| !found) {
@@ -256,7 +255,10 @@ impl<'a> Workload<'a> {
         for link in &application.links {
             let graph = |stage: usize| models.get(stage).map(|&model| self.views[model].graph);
             let (Some(from), Some(to)) = (graph(link.from.0), graph(link.to.0)) else {
-                return Err(wrong("", format!("a link names stage {} or {}, of {}", link.from.0, link.to.0, models.len())));
+                return Err(wrong(
+                    "",
+                    format!("a link names stage {} or {}, of {}", link.from.0, link.to.0, models.len()),
+                ));
             };
             let made = from.tensors.get(link.from.1.index());
             let read = to.tensors.get(link.to.1.index());
@@ -272,7 +274,10 @@ impl<'a> Workload<'a> {
             if made.bytes != read.bytes {
                 return Err(wrong(
                     &to.model,
-                    format!("a link hands {} bytes of `{}` on as {} bytes of `{}`", made.bytes, made.name, read.bytes, read.name),
+                    format!(
+                        "a link hands {} bytes of `{}` on as {} bytes of `{}`",
+                        made.bytes, made.name, read.bytes, read.name
+                    ),
                 ));
             }
         }
@@ -287,7 +292,7 @@ impl<'a> Workload<'a> {
 
     /// What there is to start from: every model by the sequential recurrence or on its best single unit; and every way to give
     /// each model one unit, where there are few.
-    fn hints(&self, views: &[&CostView<'_>], problem: &Problem) -> Vec<Vec<u32>> {
+    fn hints(views: &[&CostView<'_>], problem: &Problem) -> Vec<Vec<u32>> {
         let units = problem.units().len();
         let mut choices: Vec<Vec<Vec<u32>>> = Vec::new();
         for view in views {
@@ -296,7 +301,8 @@ impl<'a> Workload<'a> {
                 sequential_dp(&costs.w, &costs.h2d, &costs.d2h, &view.table.accelerator, view.unit_count());
             let mut list = vec![sequential.into_iter().map(|unit| unit as u32).collect::<Vec<u32>>()];
             let mut order: Vec<u32> = (0..units as u32).collect();
-            if let Some(best) = whole::best_single(view).and_then(|plan| view.unit_index(&plan.segments.first()?.unit)) {
+            if let Some(best) = whole::best_single(view).and_then(|plan| view.unit_index(&plan.segments.first()?.unit))
+            {
                 order.retain(|&unit| unit as usize != best);
                 order.insert(0, best as u32);
             }
@@ -323,9 +329,11 @@ impl<'a> Workload<'a> {
                     choices[model][digits[model]].get(job.operators.first()?.index()).copied()
                 })
                 .collect();
-            hints.extend(unit.filter(|unit| {
-                unit.iter().zip(problem.jobs()).all(|(&unit, job)| job.ms[unit as usize].is_finite())
-            }));
+            hints.extend(
+                unit.filter(|unit| {
+                    unit.iter().zip(problem.jobs()).all(|(&unit, job)| job.ms[unit as usize].is_finite())
+                }),
+            );
         }
         hints
     }

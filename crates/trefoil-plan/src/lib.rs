@@ -39,19 +39,19 @@ mod view;
 mod whole;
 
 pub use audit::{EstimateCheck, estimate_audit, unmeasured_segments};
-pub use error::PlanError;
-pub use factors::Factors;
-pub use concurrent::{Application, ConcurrentRequest, Stage, StageLink, concurrent, concurrent_problem};
-pub use explain::{Alternative, Explanation, explain};
 pub use bounds::{Bound, BoundKind, model_bound};
+pub use concurrent::{Application, ConcurrentRequest, Stage, StageLink, concurrent, concurrent_problem};
+pub use error::PlanError;
+pub use explain::{Alternative, Explanation, explain};
+pub use factors::Factors;
 pub use problem::{Problem, Schedule};
 pub use request::{Budget, Clock, Pin, PlanOptions, PlanRequest};
 pub use sequential::sequential_dp;
 pub use simulate::{Simulation, SimulationModel, simulate};
 pub use whole::{Baseline, baselines, import};
 
-use trefoil_core::{Objective, Plan, UnitAddress};
 use quality::{goal_of, state_quality};
+use trefoil_core::{Objective, Plan, UnitAddress};
 use view::CostView;
 
 /// A planner's name and what it does.

@@ -30,11 +30,7 @@ pub struct Phases {
 
 impl Phases {
     /// The partition of `count` jobs in topological order with the given predecessors and successors (without duplicates).
-    pub fn new<'a>(
-        order: &[u32],
-        before: impl Fn(u32) -> &'a [u32],
-        after: impl Fn(u32) -> &'a [u32],
-    ) -> Self {
+    pub fn new<'a>(order: &[u32], before: impl Fn(u32) -> &'a [u32], after: impl Fn(u32) -> &'a [u32]) -> Self {
         let mut branch_of = vec![usize::MAX; order.len()];
         let mut branches: Vec<Vec<u32>> = Vec::new();
         let mut phase_of: Vec<usize> = Vec::new();
@@ -52,7 +48,8 @@ impl Phases {
             branch_of[job as usize] = branch;
             branches[branch].push(job);
         }
-        let mut phases: Vec<Vec<Vec<u32>>> = vec![Vec::new(); phase_of.iter().map(|phase| phase + 1).max().unwrap_or(0)];
+        let mut phases: Vec<Vec<Vec<u32>>> =
+            vec![Vec::new(); phase_of.iter().map(|phase| phase + 1).max().unwrap_or(0)];
         for (branch, phase) in branches.into_iter().zip(phase_of) {
             phases[phase].push(branch);
         }
@@ -211,11 +208,7 @@ pub(crate) fn phases(view: &CostView<'_>) -> Result<Plan, PlanError> {
 }
 
 /// The literal planner's claim, units per job (empty if some job runs nowhere) and claim without slowdown.
-pub(crate) fn literal_assignment(
-    view: &CostView<'_>,
-    problem: &Problem,
-    partition: &Phases,
-) -> (f64, Vec<u32>, f64) {
+pub(crate) fn literal_assignment(view: &CostView<'_>, problem: &Problem, partition: &Phases) -> (f64, Vec<u32>, f64) {
     let PaperCosts { w, h2d, d2h } = PaperCosts::new(view);
     let costs = PhaseCosts { w, h2d, d2h, accelerator: view.table.accelerator.clone() };
     let class: Vec<OperatorClass> = view.graph.operators.iter().map(|operator| operator.class).collect();
@@ -336,8 +329,7 @@ fn part_of(problem: &Problem, jobs: &[u32], unit: &[u32], brought: &[bool]) -> R
         })
     });
     let tensors = tensors.collect();
-    let jobs: Vec<Job> =
-        jobs.iter().map(|&job| Job { request: 0, ..problem.jobs()[job as usize].clone() }).collect();
+    let jobs: Vec<Job> = jobs.iter().map(|&job| Job { request: 0, ..problem.jobs()[job as usize].clone() }).collect();
     Problem::new(
         problem.units().to_vec(),
         problem.resources().to_vec(),

@@ -1,12 +1,12 @@
 //! What a plan of a scheduled problem may claim, and how far that is from the best.
 
+use crate::PlanError;
 use crate::assemble::ROUNDING;
 use crate::bounds::{LeastTimes, model_bound};
 use crate::dag::Solution;
 use crate::problem::{Goal, Job, Problem};
 use crate::simulate::{SimulationModel, simulate};
 use crate::view::CostView;
-use crate::PlanError;
 use std::collections::BTreeMap;
 use trefoil_core::{Objective, OperatorClass, OperatorGraph, Plan, Work};
 
@@ -115,7 +115,7 @@ pub(crate) fn cheapest_cuts(problem: &Problem, views: &[&CostView<'_>]) -> Resul
                     }
                 })
                 .collect();
-            Job { ms, class, ..job.clone() }
+            Job { class, ms, ..job.clone() }
         })
         .collect();
     Problem::new(

@@ -57,10 +57,7 @@ impl SimulationModel {
     }
 
     /// Factors and powers of units, without classes.
-    pub(crate) fn of_machine(
-        indices: &[&ProfileIndex<'_>],
-        used: &BTreeSet<&UnitAddress>,
-    ) -> Result<Self, PlanError> {
+    pub(crate) fn of_machine(indices: &[&ProfileIndex<'_>], used: &BTreeSet<&UnitAddress>) -> Result<Self, PlanError> {
         let mut model = Self::default();
         for (at, index) in indices.iter().enumerate() {
             // The same profile may serve several models.
@@ -134,12 +131,7 @@ impl SimulationModel {
     }
 }
 
-fn task_class(
-    indices: &[&ProfileIndex<'_>],
-    graphs: &[&OperatorGraph],
-    plan: &Plan,
-    work: &Work,
-) -> OperatorClass {
+fn task_class(indices: &[&ProfileIndex<'_>], graphs: &[&OperatorGraph], plan: &Plan, work: &Work) -> OperatorClass {
     let Work::Segment { segment } = work else { return OperatorClass::Memory };
     let Some(segment) = plan.segments.get(segment.0 as usize) else { return OperatorClass::Memory };
     let model = segment.model as usize;
@@ -283,11 +275,7 @@ pub fn simulate(plan: &Plan, model: &SimulationModel) -> Result<Simulation, Plan
             Stall::Circle(task) => format!("task {task} waits for tasks that wait for it"),
         },
     })?;
-    Ok(Simulation {
-        makespan_ms: run.makespan,
-        timeline: timeline(plan, &run.start, &run.end),
-        energy_j: meter.joules,
-    })
+    Ok(Simulation { makespan_ms: run.makespan, timeline: timeline(plan, &run.start, &run.end), energy_j: meter.joules })
 }
 
 fn timeline(plan: &Plan, start: &[f64], end: &[f64]) -> Timeline {

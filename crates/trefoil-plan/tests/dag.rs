@@ -6,7 +6,9 @@ use support::{Dice, Instance, Shape, Task, close};
 use trefoil_plan::dag::{Solution, solve};
 use trefoil_plan::problem::Goal;
 use trefoil_plan::testing::{ProfileBuilder, graph};
-use trefoil_plan::{Budget, PlanOptions, PlanRequest, Problem, SimulationModel, model_bound, plan, plan_with, simulate};
+use trefoil_plan::{
+    Budget, PlanOptions, PlanRequest, Problem, SimulationModel, model_bound, plan, plan_with, simulate,
+};
 
 /// `TREFOIL_LONG_TESTS=1` asks for ten times as many instances.
 fn rounds(count: usize) -> usize {
@@ -16,12 +18,12 @@ fn rounds(count: usize) -> usize {
 fn shape(number: usize, dice: &mut Dice, jobs: usize) -> Shape {
     Shape {
         jobs,
-        units: 2 + usize::from(number % 3 == 0),
+        units: 2 + usize::from(number.is_multiple_of(3)),
         edges: [0.2, 0.5, 0.9][number % 3],
         transfers: [0.0, 0.3, 1.5][dice.below(3)],
-        slowdown: number % 2 == 0,
-        speedup: number % 8 == 0,
-        shared: number % 5 == 0,
+        slowdown: number.is_multiple_of(2),
+        speedup: number.is_multiple_of(8),
+        shared: number.is_multiple_of(5),
         requests: 1,
     }
 }
@@ -35,10 +37,12 @@ fn random_schedule(instance: &Instance, dice: &mut Dice) -> (Vec<usize>, Vec<Tas
     let unit: Vec<usize> = instance
         .ms
         .iter()
-        .map(|ms| loop {
-            let unit = dice.below(ms.len());
-            if ms[unit].is_some() {
-                return unit;
+        .map(|ms| {
+            loop {
+                let unit = dice.below(ms.len());
+                if ms[unit].is_some() {
+                    return unit;
+                }
             }
         })
         .collect();
@@ -135,7 +139,7 @@ fn small_problems_are_solved_exactly() {
         let instance = Instance::random(shape(number, &mut dice, jobs), &mut dice);
         let found = check_exact(&instance, Goal::Makespan, &number.to_string());
         bounds_met += usize::from(close(model_bound(&instance.problem()).value, found.evaluation.score.value));
-        if number % 3 == 0 {
+        if number.is_multiple_of(3) {
             check_exact(&instance, Goal::Energy, &number.to_string());
         }
     }
@@ -186,7 +190,12 @@ fn bounds_hold_for_random_schedules_of_larger_problems() {
             let schedule = Instance::schedule(&unit, &tasks, &order);
             let value = energy.evaluate(&schedule).unwrap();
             assert!(bound <= value.makespan_ms && energy_bound <= value.score.value * (1.0 + 1e-9), "{number}");
-            assert!(found.evaluation.score.value <= value.makespan_ms * (1.0 + 1e-9), "{number}: random {} beats dag {}", value.makespan_ms, found.evaluation.score.value);
+            assert!(
+                found.evaluation.score.value <= value.makespan_ms * (1.0 + 1e-9),
+                "{number}: random {} beats dag {}",
+                value.makespan_ms,
+                found.evaluation.score.value
+            );
         }
     }
 }
@@ -218,14 +227,13 @@ fn profile(jobs: usize, units: usize, edges: f64, number: u64) -> (trefoil_core:
     let price = 0.4 * dice.roll();
     let mut builder = ProfileBuilder::new(&graph).cpus(units).transfers(&[(0, price * 0.1), (1_000_000, price)]);
     for unit in 0..units {
-        let ms: Vec<Option<f64>> = (0..jobs)
-            .map(|_| (unit == 0 || dice.roll() < 0.9).then(|| 0.1 + dice.roll()))
-            .collect();
+        let ms: Vec<Option<f64>> =
+            (0..jobs).map(|_| (unit == 0 || dice.roll() < 0.9).then(|| 0.1 + dice.roll())).collect();
         builder = builder.operators(unit, &ms);
     }
     for slowed in 0..units {
         for other in (0..units).filter(|&other| other != slowed) {
-            if number % 2 == 0 {
+            if number.is_multiple_of(2) {
                 builder = builder.slowdown(slowed, other, 1.0 + 0.3 * dice.roll());
             }
         }
@@ -244,10 +252,12 @@ fn a_schedule_costs_what_the_simulator_says_of_its_plan() {
         let unit: Vec<u32> = problem
             .jobs()
             .iter()
-            .map(|job| loop {
-                let unit = dice.below(units);
-                if job.ms[unit].is_finite() {
-                    return unit as u32;
+            .map(|job| {
+                loop {
+                    let unit = dice.below(units);
+                    if job.ms[unit].is_finite() {
+                        return unit as u32;
+                    }
                 }
             })
             .collect();
@@ -264,7 +274,9 @@ fn a_schedule_costs_what_the_simulator_says_of_its_plan() {
         let merged = problem.plan(&request, &schedule, "test", true).unwrap();
         merged.check(&[&graph]).unwrap();
         merged.check_costs(&builder.profile.index()).unwrap();
-        assert!(merged.simulated_ms <= apart.simulated_ms * (1.0 + 1e-9) && merged.segments.len() <= apart.segments.len());
+        assert!(
+            merged.simulated_ms <= apart.simulated_ms * (1.0 + 1e-9) && merged.segments.len() <= apart.segments.len()
+        );
     }
 }
 
@@ -273,8 +285,9 @@ fn dag_is_never_worse_than_the_other_planners() {
     let (mut strict, mut all) = (0, 0);
     for number in 0..rounds(250) as u64 {
         let jobs = 2 + (number as usize * 7) % 24;
-        let (graph, mut builder) = profile(jobs, 2 + number as usize % 2, [0.08, 0.2, 0.5][number as usize % 3], number);
-        if number % 4 == 0 {
+        let (graph, mut builder) =
+            profile(jobs, 2 + number as usize % 2, [0.08, 0.2, 0.5][number as usize % 3], number);
+        if number.is_multiple_of(4) {
             builder = builder.whole(0, jobs as f64 * 0.4);
         }
         let request = PlanRequest::new(&builder.profile, &graph);
@@ -309,10 +322,11 @@ fn energy_is_never_worse_than_sequential_and_exact_on_two_units() {
     for number in 0..rounds(120) as u64 {
         let (graph, builder) = profile(2 + number as usize % 12, 2, 0.25, 2 * number + 1);
         let mut builder = builder.watts(0, 5.0).watts(1, 12.0);
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             builder.profile.declared_watts.insert("idle".to_owned(), 2.0);
         }
-        let request = PlanRequest { objective: trefoil_core::Objective::Energy, ..PlanRequest::new(&builder.profile, &graph) };
+        let request =
+            PlanRequest { objective: trefoil_core::Objective::Energy, ..PlanRequest::new(&builder.profile, &graph) };
         let ours = plan_with("dag", &request, &options(60_000)).unwrap();
         for method in ["sequential", "interval", "single:a:CPU"] {
             let Ok(other) = plan(method, &request) else { continue };

@@ -131,7 +131,8 @@ pub(crate) fn anneal(
         if evaluation % 16 == 0 && meter.used() >= cooling.until {
             break;
         }
-        if best_score.late == 0.0 && best_score.excess_bytes == 0.0 && best_score.value <= cooling.bound * (1.0 + 1e-9) {
+        if best_score.late == 0.0 && best_score.excess_bytes == 0.0 && best_score.value <= cooling.bound * (1.0 + 1e-9)
+        {
             break;
         }
         let by_count = evaluation as f64 / cooling.evaluations as f64;

@@ -240,13 +240,7 @@ impl State {
 }
 
 impl<'p> Inner<'p> {
-    fn new(
-        problem: &'p Problem,
-        least: &LeastTimes,
-        schedule: &Schedule,
-        edges: &[(u32, u32)],
-        excess: f64,
-    ) -> Self {
+    fn new(problem: &'p Problem, least: &LeastTimes, schedule: &Schedule, edges: &[(u32, u32)], excess: f64) -> Self {
         let dense = &problem.dense;
         let steps = schedule.order.clone();
         let idle = problem.idle_watts().unwrap_or(0.0);
@@ -284,9 +278,7 @@ impl<'p> Inner<'p> {
                 .iter()
                 .map(|&step| match step {
                     Step::Job(job) => Some(problem.jobs()[job as usize].request),
-                    Step::Handover(tensor) => {
-                        Some(problem.jobs()[dense.producer[tensor as usize] as usize].request)
-                    }
+                    Step::Handover(tensor) => Some(problem.jobs()[dense.producer[tensor as usize] as usize].request),
                     Step::Transfer { .. } => None,
                 })
                 .collect(),
@@ -345,7 +337,8 @@ impl<'p> Inner<'p> {
         }
         // What waits for these resources may go when they are free again.
         for other in 0..self.steps.len() {
-            if begun.held[other] && self.resources(other).iter().any(|resource| self.resources(step).contains(resource)) {
+            if begun.held[other] && self.resources(other).iter().any(|resource| self.resources(step).contains(resource))
+            {
                 begun.held[other] = false;
             }
         }
@@ -392,7 +385,7 @@ impl<'p> Inner<'p> {
         let step_ms = state.running.iter().zip(&rates).map(waits).fold(arrival - state.now, f64::min);
         let power: f64 = state.running.iter().map(|&step| self.more[step as usize]).sum();
         state.joules += (self.idle + power) * step_ms / 1e3;
-        state.now = if step_ms == arrival - state.now { arrival } else { state.now + step_ms };
+        state.now = if step_ms.to_bits() == (arrival - state.now).to_bits() { arrival } else { state.now + step_ms };
         let running = std::mem::take(&mut state.running);
         for (&step, rate) in running.iter().zip(&rates) {
             let at = step as usize;

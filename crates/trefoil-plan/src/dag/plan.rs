@@ -45,8 +45,7 @@ pub(crate) fn dag(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, Pl
         && interval.segments.len() > 1
         && interval.segments.len() < view.graph.len()
     {
-        let groups: Vec<Vec<OperatorId>> =
-            interval.segments.iter().map(|segment| segment.operators.clone()).collect();
+        let groups: Vec<Vec<OperatorId>> = interval.segments.iter().map(|segment| segment.operators.clone()).collect();
         let problem = Problem::from_groups(view, &groups)?.with_goal(goal)?;
         let units = interval.segments.iter().filter_map(|segment| view.unit_index(&segment.unit));
         let hint: Vec<u32> = units.map(|unit| unit as u32).collect();
@@ -73,7 +72,7 @@ pub(crate) fn dag(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, Pl
     }
     let Some((value, mut plan, note)) = best else { return Err(view.no_split("no planner found a plan")) };
     if plan.method != "dag" {
-        plan.method = "dag".to_owned();
+        "dag".clone_into(&mut plan.method);
         plan.claimed = value;
         crate::assemble::set_bound(&mut plan, bound);
     }
@@ -93,8 +92,7 @@ fn plan_of(view: &CostView<'_>, problem: &Problem, solution: &Solution) -> Resul
 fn hints(view: &CostView<'_>, problem: &Problem, interval: Option<&Plan>) -> Vec<Vec<u32>> {
     let mut hints = Vec::new();
     let costs = PaperCosts::new(view);
-    let (_, sequential) =
-        sequential_dp(&costs.w, &costs.h2d, &costs.d2h, &view.table.accelerator, view.unit_count());
+    let (_, sequential) = sequential_dp(&costs.w, &costs.h2d, &costs.d2h, &view.table.accelerator, view.unit_count());
     hints.push(sequential.into_iter().map(|unit| unit as u32).collect::<Vec<u32>>());
     hints.push(literal_assignment(view, problem, &Phases::of(problem)).1);
     if let Some(plan) = interval {

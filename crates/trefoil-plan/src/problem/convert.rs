@@ -128,14 +128,15 @@ impl Problem {
                         }
                         _ => false,
                     });
-                    same && before[at].iter().all(|&from| {
-                        run_of[from as usize] == open || spans[from as usize].1 <= spans[run[0]].0 + slack
-                    }) && run.iter().all(|&member| {
-                        let outside = after[member].iter().filter(|&&to| to as usize != at);
-                        outside.into_iter().all(|&to| {
-                            run_of[to as usize] == open || spans[to as usize].0 + slack >= spans[at].1
+                    same && before[at]
+                        .iter()
+                        .all(|&from| run_of[from as usize] == open || spans[from as usize].1 <= spans[run[0]].0 + slack)
+                        && run.iter().all(|&member| {
+                            let outside = after[member].iter().filter(|&&to| to as usize != at);
+                            outside
+                                .into_iter()
+                                .all(|&to| run_of[to as usize] == open || spans[to as usize].0 + slack >= spans[at].1)
                         })
-                    })
                 }
                 _ => false,
             };
@@ -160,7 +161,9 @@ impl Problem {
         // Positions in the order of first members may now contradict what a run waits for: sort again.
         let mut piece_of = vec![0u32; count];
         for (index, (_, members)) in pieces.iter().enumerate() {
-            members.iter().for_each(|&at| piece_of[at] = index as u32);
+            for &at in members {
+                piece_of[at] = index as u32;
+            }
         }
         let pairs: BTreeSet<(u32, u32)> = edges
             .iter()
@@ -243,19 +246,16 @@ struct Writer<'p, 'v, 'a> {
 }
 
 impl Writer<'_, '_, '_> {
-    fn plan(
-        &self,
-        pieces: &[Piece],
-        edges: &[(u32, u32)],
-        claimed: f64,
-    ) -> Result<(Plan, Simulation), PlanError> {
+    fn plan(&self, pieces: &[Piece], edges: &[(u32, u32)], claimed: f64) -> Result<(Plan, Simulation), PlanError> {
         let (problem, schedule) = (self.problem, self.schedule);
         let at_step: BTreeMap<Step, u32> =
             schedule.order.iter().enumerate().map(|(at, &step)| (step, at as u32)).collect();
         let mut task_of = vec![u32::MAX; schedule.order.len()];
         for (task, piece) in pieces.iter().enumerate() {
             match piece {
-                Piece::Jobs(jobs) => jobs.iter().for_each(|&job| task_of[at_step[&Step::Job(job)] as usize] = task as u32),
+                Piece::Jobs(jobs) => {
+                    jobs.iter().for_each(|&job| task_of[at_step[&Step::Job(job)] as usize] = task as u32)
+                }
                 Piece::Other(step) => task_of[at_step[step] as usize] = task as u32,
             }
         }
@@ -277,16 +277,16 @@ impl Writer<'_, '_, '_> {
                     let job = &problem.jobs[jobs[0] as usize];
                     let unit = schedule.unit[jobs[0] as usize];
                     let operators = problem.operators_of(jobs);
-                    let segment = match known.get(&(job.model, unit, operators.clone())) {
-                        Some(&segment) => segment,
-                        None => {
-                            let (segment, whole) = self.segment(job.model, unit as usize, &operators)?;
-                            all_measured &= whole;
-                            let id = SegmentId(segments.len() as u32);
-                            segments.push(segment);
-                            known.insert((job.model, unit, operators), id);
-                            id
-                        }
+                    let key = (job.model, unit, operators);
+                    let segment = if let Some(&segment) = known.get(&key) {
+                        segment
+                    } else {
+                        let (segment, whole) = self.segment(job.model, unit as usize, &key.2)?;
+                        all_measured &= whole;
+                        let id = SegmentId(segments.len() as u32);
+                        segments.push(segment);
+                        known.insert(key, id);
+                        id
                     };
                     let cost = segments[segment.0 as usize].cost.clone();
                     (Work::Segment { segment }, unit, cost, job.item, job.iteration)
@@ -299,8 +299,7 @@ impl Writer<'_, '_, '_> {
             let unit = problem.units[unit as usize].address.clone();
             tasks.push(Task { work, unit, iteration, item, after: after.into_iter().collect(), cost });
         }
-        let used: BTreeSet<u32> =
-            schedule.order.iter().map(|&step| problem.step_unit(step, &schedule.unit)).collect();
+        let used: BTreeSet<u32> = schedule.order.iter().map(|&step| problem.step_unit(step, &schedule.unit)).collect();
         let graphs: Vec<&OperatorGraph> = self.views.iter().map(|view| view.graph).collect();
         let plan = Plan {
             format: PLAN_FORMAT.to_owned(),
@@ -337,7 +336,8 @@ impl Writer<'_, '_, '_> {
 
     fn requests(&self) -> Vec<PlannedRequest> {
         let problem = self.problem;
-        if problem.requests.len() < 2 && problem.requests.iter().all(|request| *request == super::ProblemRequest::default())
+        if problem.requests.len() < 2
+            && problem.requests.iter().all(|request| *request == super::ProblemRequest::default())
         {
             return Vec::new();
         }

@@ -201,10 +201,11 @@ impl Problem {
         }
         for (index, request) in requests.iter().enumerate() {
             let fine = |ms: f64| ms.is_finite() && ms >= 0.0;
-            if !fine(request.release_ms)
-                || !request.deadline_ms.is_none_or(fine)
-                || !(request.weight.is_finite() && request.weight > 0.0)
-            {
+            let sound = fine(request.release_ms)
+                && request.deadline_ms.is_none_or(fine)
+                && request.weight.is_finite()
+                && request.weight > 0.0;
+            if !sound {
                 return Err(bad(format!("request {index} has a time below 0 or a weight that is not above 0")));
             }
         }
@@ -374,7 +375,9 @@ impl Dense {
         let order = topological(jobs.len(), &before, &after);
         if order.len() < jobs.len() {
             let mut placed = vec![false; jobs.len()];
-            order.iter().for_each(|&job| placed[job as usize] = true);
+            for &job in &order {
+                placed[job as usize] = true;
+            }
             let lost = placed.iter().position(|placed| !placed).unwrap_or(0);
             return Err(bad(format!("job {lost} (operator `{}`) waits for jobs that wait for it", jobs[lost].name)));
         }
@@ -402,9 +405,7 @@ impl Dense {
                 .map(|job| job.map_or(0.0, |job| requests[jobs[job as usize].request as usize].release_ms))
                 .collect(),
             at_host: (0..tensors.len() as u32)
-                .filter(|&at| {
-                    tensors[at as usize].producer.is_none() && !tensors[at as usize].consumers.is_empty()
-                })
+                .filter(|&at| tensors[at as usize].producer.is_none() && !tensors[at as usize].consumers.is_empty())
                 .collect(),
             weights: limited.then(|| shared_weights(jobs)),
         })

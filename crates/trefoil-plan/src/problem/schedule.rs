@@ -134,9 +134,7 @@ impl Problem {
         let here = self.step_unit(step, unit) as usize;
         match step {
             Step::Job(job) => dense.ms(job as usize, here),
-            Step::Transfer { tensor, .. } => {
-                dense.transfer(tensor as usize, self.source(tensor as usize, unit), here)
-            }
+            Step::Transfer { tensor, .. } => dense.transfer(tensor as usize, self.source(tensor as usize, unit), here),
             Step::Handover(tensor) => dense.to_host[tensor as usize * dense.units + here],
         }
     }
@@ -151,7 +149,11 @@ impl Problem {
         let stuck = |reason: String| PlanError::Stuck { reason };
         let unit = &schedule.unit;
         if unit.len() != self.jobs.len() || unit.iter().any(|&unit| unit as usize >= dense.units) {
-            return Err(stuck(format!("{} units for {} jobs, or one that does not exist", unit.len(), self.jobs.len())));
+            return Err(stuck(format!(
+                "{} units for {} jobs, or one that does not exist",
+                unit.len(),
+                self.jobs.len()
+            )));
         }
         let mut job_at = vec![u32::MAX; self.jobs.len()];
         let mut step_at: BTreeMap<Step, u32> = BTreeMap::new();
@@ -316,9 +318,10 @@ impl Problem {
                 held[here] += bytes[weights];
             }
         }
-        let over = held.iter().zip(&self.units).map(|(&held, unit)| {
-            unit.memory_bytes.map_or(0, |most| held.saturating_sub(most))
-        });
+        let over = held
+            .iter()
+            .zip(&self.units)
+            .map(|(&held, unit)| unit.memory_bytes.map_or(0, |most| held.saturating_sub(most)));
         over.sum::<u64>() as f64
     }
 }

@@ -89,17 +89,19 @@ impl Instance {
                 .collect()
         };
         for maker in 0..jobs {
-            let readers: Vec<usize> = (maker + 1..jobs)
-                .filter(|&job| request[job] == request[maker] && dice.roll() < shape.edges)
-                .collect();
+            let readers: Vec<usize> =
+                (maker + 1..jobs).filter(|&job| request[job] == request[maker] && dice.roll() < shape.edges).collect();
             let output = readers.is_empty();
             let price = table(dice, false);
-            let home = (0..units).map(|_| if dice.roll() < 0.7 { 0.0 } else { dice.roll() * shape.transfers }).collect();
+            let home =
+                (0..units).map(|_| if dice.roll() < 0.7 { 0.0 } else { dice.roll() * shape.transfers }).collect();
             tensors.push(Tensor { maker: Some(maker), readers, price, home, output });
         }
         for number in 0..shape.requests {
             let sources: Vec<usize> = (0..jobs)
-                .filter(|&job| request[job] == number && !tensors.iter().any(|tensor: &Tensor| tensor.readers.contains(&job)))
+                .filter(|&job| {
+                    request[job] == number && !tensors.iter().any(|tensor: &Tensor| tensor.readers.contains(&job))
+                })
                 .collect();
             if !sources.is_empty() && dice.roll() < 0.5 {
                 let price = table(dice, true);
@@ -273,7 +275,9 @@ impl Instance {
             let step = running.iter().map(|&task| left[task] * factor(task)).chain(releases).reduce(f64::min);
             let Some(step) = step else { return (f64::NAN, f64::NAN, completion) };
             let factors: Vec<f64> = running.iter().map(|&task| factor(task)).collect();
-            joules += step * (self.idle + running.iter().map(|&task| self.watts[tasks[task].unit] - self.idle).sum::<f64>()) / 1e3;
+            joules += step
+                * (self.idle + running.iter().map(|&task| self.watts[tasks[task].unit] - self.idle).sum::<f64>())
+                / 1e3;
             now += step;
             for (&task, factor) in running.iter().zip(factors) {
                 left[task] -= step / factor;
