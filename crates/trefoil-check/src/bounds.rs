@@ -18,6 +18,8 @@ struct Ground<'a> {
     schedule: &'a Schedule,
     /// Whether the bound is over plans of one task per operator, each at its isolated cost.
     operator_costs: bool,
+    /// Whether units slow each other down: a stream's period counts no slowdown.
+    contention: bool,
 }
 
 impl Ground<'_> {
@@ -39,8 +41,9 @@ impl Ground<'_> {
         ms * self.machine.least_factor(unit, Class::Memory)
     }
 
-    /// The sum over operators of their least times, each at the price that `weights` give its unit's resources. Handing outputs
-    /// over counts for the whole of a plan; before a cut it does not, since that may happen later.
+    /// Least milliseconds for some operators' work: each at the price that `weights` give its cheapest unit, where no set of
+    /// units that can be busy at once may do more than 1 of priced work in a millisecond. Handing outputs over counts for the
+    /// whole of a plan; before a cut it does not, since that may happen later.
     fn weighted(
         &self,
         number: usize,
@@ -48,25 +51,36 @@ impl Ground<'_> {
         weights: &Value,
         handovers: bool,
     ) -> Result<f64, CheckError> {
-        let weights: BTreeMap<&str, f64> = weights
-            .as_object()
-            .into_iter()
-            .flatten()
-            .filter_map(|(resource, weight)| Some((resource.as_str(), weight.as_f64()?)))
-            .collect();
-        if weights.values().any(|weight| !weight.is_finite() || *weight < 0.0) || !close(weights.values().sum(), 1.0) {
-            return Err(CheckError::Bound("load weights are negative or do not add up to 1".to_owned()));
+        let price: Vec<f64> =
+            self.machine.units.iter().map(|unit| weights[&unit.address].as_f64().unwrap_or(0.0)).collect();
+        if price.iter().any(|weight| !weight.is_finite() || *weight < 0.0) {
+            return Err(CheckError::Bound("a load weight is no number that is not negative".to_owned()));
         }
-        let price: Vec<f64> = self
-            .machine
-            .units
-            .iter()
-            .map(|unit| unit.resources.iter().filter_map(|resource| weights.get(resource.as_str())).sum())
-            .collect();
+        let rate = |unit: usize, set: &[usize]| {
+            if self.contention { 1.0 / self.machine.least_beside(unit, set) } else { 1.0 }
+        };
+        let work = match self.machine.busy_sets() {
+            Some(sets) => {
+                let work = |set: &Vec<usize>| set.iter().map(|&unit| price[unit] * rate(unit, set)).sum::<f64>();
+                sets.iter().map(work).fold(0.0, f64::max)
+            }
+            // All at once, each as fast as anything can make it.
+            None => (0..self.units())
+                .map(|unit| {
+                    let least = |class| self.machine.least_factor(unit, class);
+                    price[unit] / least(Class::Compute).min(least(Class::Memory))
+                })
+                .sum(),
+        };
+        if !close_above(1.0, work) {
+            return Err(CheckError::Bound(format!("load weights let {work} of priced work be done in a millisecond")));
+        }
+        let model = &self.models[number];
         let least = |at: usize| {
             let prices = (0..self.units()).filter_map(|unit| {
-                let handed = if handovers { self.handover(number, at, unit) } else { 0.0 };
-                let ms = self.fastest(number, at, unit) + handed;
+                let outputs = model.operators[at].outputs.iter().filter(|&&tensor| model.tensors[tensor].is_output);
+                let handed: f64 = outputs.map(|&tensor| model.host_transfer(tensor, unit, self.machine, true)).sum();
+                let ms = self.least(number, at, unit) + if handovers { handed } else { 0.0 };
                 ms.is_finite().then(|| ms * price[unit])
             });
             prices.reduce(f64::min).unwrap_or(0.0)
@@ -119,7 +133,7 @@ pub fn verify(
     if operator_costs && rule != "paper-sequential" && !schedule.tasks.iter().all(|task| lone(&task.work)) {
         return Err(CheckError::Bound("it is over lone operators, but the schedule has larger segments".to_owned()));
     }
-    let ground = Ground { models, machine, per_ms, schedule, operator_costs };
+    let ground = Ground { models, machine, per_ms, schedule, operator_costs, contention: rule != "period" };
     let (mut best, mut kinds) = (0.0f64, Vec::new());
     let mut makespan = 0.0f64;
     for proof in CERTIFICATE.list(bound, "proofs")? {
@@ -286,8 +300,8 @@ fn cuts_of(model: &Model) -> Vec<bool> {
     is_cut
 }
 
-/// `weights`: a price of each resource's time, adding up to 1. Whatever the placement, the dearest resource is busy at least
-/// as long as the weighted mean, and every operator adds at least its cheapest weighted time to that.
+/// `weights`: a price of each unit's work. Whatever the placement, every operator adds at least its cheapest priced time, and
+/// no millisecond gets more than 1 of that done.
 fn load(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     let weights = proof.get("weights").unwrap_or(&Value::Null);
     let mut total = 0.0;

@@ -152,16 +152,46 @@ impl Machine {
         (low.1 + (high.1 - low.1) * (bytes - low.0) / (high.0 - low.0)).max(0.0)
     }
 
+    /// The measured factor of one unit's work beside another's: of exactly these classes, else the worst of the slowed class.
+    fn pair(&self, slowed: (usize, Class), other: (usize, Class)) -> Option<f64> {
+        let measured = self.slowdowns.get(&(slowed.0, other.0))?;
+        let of_class = measured.iter().filter(|entry| entry.0.0 == slowed.1).map(|entry| *entry.1);
+        measured.get(&(slowed.1, other.1)).copied().or_else(|| of_class.reduce(f64::max))
+    }
+
+    /// The least factor that any work on a unit can see while exactly the units of `set` are busy.
+    pub fn least_beside(&self, unit: usize, set: &[usize]) -> f64 {
+        let classes = [Class::Compute, Class::Memory];
+        let of_class = |class: Class| {
+            let others = set.iter().filter(|&&other| other != unit);
+            let worst = others
+                .filter_map(|&other| classes.iter().filter_map(|&its| self.pair((unit, class), (other, its))).reduce(f64::min))
+                .reduce(f64::max);
+            worst.unwrap_or(1.0)
+        };
+        of_class(Class::Compute).min(of_class(Class::Memory))
+    }
+
+    /// Sets of units that share no resource and so can be busy at once; `None` when there are too many units to list them.
+    pub fn busy_sets(&self) -> Option<Vec<Vec<usize>>> {
+        let count = self.units.len();
+        if count > 12 {
+            return None;
+        }
+        let disjoint = |set: &[usize]| {
+            set.iter().all(|&one| {
+                set.iter().all(|&two| one == two || self.units[one].resources.is_disjoint(&self.units[two].resources))
+            })
+        };
+        let sets = (1usize..1 << count).map(|code| (0..count).filter(|unit| code >> unit & 1 == 1).collect::<Vec<_>>());
+        Some(sets.filter(|set| disjoint(set)).collect())
+    }
+
     /// How much slower a unit works on `class` while `others` are busy.
     pub fn factor(&self, unit: usize, class: Class, others: &[(usize, Class)]) -> f64 {
         let mut worst: Option<f64> = None;
         for &(other, interference) in others {
-            let Some(measured) = self.slowdowns.get(&(unit, other)) else { continue };
-            let factor = measured
-                .get(&(class, interference))
-                .copied()
-                .or_else(|| measured.iter().filter(|entry| entry.0.0 == class).map(|entry| *entry.1).reduce(f64::max));
-            if let Some(factor) = factor {
+            if let Some(factor) = self.pair((unit, class), (other, interference)) {
                 worst = Some(worst.map_or(factor, |worst| worst.max(factor)));
             }
         }

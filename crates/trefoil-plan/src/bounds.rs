@@ -5,9 +5,10 @@
 //!
 //! * **Critical path.** `c(j, u)`, the earliest end of job j on unit u: the latest of its inputs, each from the unit that
 //!   makes that earliest, transfer included, plus its own time.
-//! * **Load.** `min T: Σ_u x_ju = 1, Σ_{u ∋ r} Σ_j x_ju · t_ju ≤ T` for every resource r, the fractional assignment. By
-//!   duality it is `max_λ Σ_j min_u t_ju · Σ_{r ∈ u} λ_r` over weights λ of the resources that sum to 1, and **any** λ
-//!   gives a valid bound, so λ is the certificate.
+//! * **Load.** Jobs are divided among units at will, and time among the sets S of units that can be busy at once (that share no
+//!   resource), in which unit u works at the rate `1/f(u, S)`: `min Σ_S τ_S` so that `Σ_j x_ju · t_ju ≤ Σ_{S ∋ u} τ_S / f(u, S)`
+//!   and `Σ_u x_ju = 1`. By duality that is `max_λ [Σ_j min_u λ_u t_ju] / [max_S Σ_{u ∈ S} λ_u / f(u, S)]` over weights λ of the
+//!   units, and **any** λ gives a valid bound, so λ is the certificate.
 //! * **Series.** A job that is before or after every other one (a cut) splits time: all before it end before it starts. The
 //!   load bound then holds between every two cuts, and adds up with the critical path over them.
 
@@ -24,7 +25,7 @@ pub enum BoundKind {
     CriticalPath,
     /// Chains over cuts, with load bounds between them.
     Series,
-    /// The load of resources: one weight per resource, summing to 1.
+    /// The load of units: one weight λ per unit.
     Load(Vec<f64>),
     /// Every job at its least energy, plus idling for the makespan's bound.
     Energy,
@@ -100,6 +101,12 @@ pub fn model_bound(problem: &Problem) -> Bound {
     }
 }
 
+/// The prices of units at which the load bound is best.
+pub(crate) fn load_weights(problem: &Problem) -> Vec<f64> {
+    let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
+    LeastTimes::new(problem).load(problem, &all, true, ROUNDS / 4).1
+}
+
 fn problem_end(problem: &Problem, least: &LeastTimes, ends: &[f64]) -> f64 {
     (0..problem.jobs().len()).map(|job| least.end_with_handover(problem, ends, job)).fold(0.0, f64::max)
 }
@@ -111,6 +118,26 @@ pub(crate) struct LeastTimes {
     factor: Vec<[f64; 2]>,
     /// Row-major jobs × units.
     ms: Vec<f64>,
+    /// Sets of units that can be busy at once, with the fastest that each can be then.
+    sets: Vec<Vec<(usize, f64)>>,
+}
+
+/// Above this many units sets are not listed; all of them then count as free of slowdown and of shared resources.
+const LISTED_UNITS: usize = 10;
+
+/// Sets of units that share no resource, and the rate of each unit in them.
+fn busy_sets(problem: &Problem) -> Vec<Vec<(usize, f64)>> {
+    let units = problem.units().len();
+    let factors = &problem.platform.factors;
+    if units > LISTED_UNITS {
+        let least = |unit| factors.least(unit, 0, |_| true).min(factors.least(unit, 1, |_| true));
+        return vec![(0..units).map(|unit| (unit, 1.0 / least(unit))).collect()];
+    }
+    (1usize..1 << units)
+        .map(|code| (0..units).filter(|unit| code >> unit & 1 == 1).collect::<Vec<_>>())
+        .filter(|set| set.iter().all(|&one| set.iter().all(|&two| one == two || !problem.conflict(one, two))))
+        .map(|set| set.iter().map(|&unit| (unit, 1.0 / factors.least_beside(unit, &set))).collect())
+        .collect()
 }
 
 impl LeastTimes {
@@ -129,7 +156,7 @@ impl LeastTimes {
             .enumerate()
             .map(|(at, (ms, &class))| ms * factor[at % units][class as usize])
             .collect();
-        Self { units, factor, ms }
+        Self { units, factor, ms, sets: busy_sets(problem) }
     }
 
     /// Smallest factor of a class of work on a unit.
@@ -204,58 +231,63 @@ impl LeastTimes {
     /// The load bound of some jobs, with or without handing over their outputs, and the weights that show it.
     pub fn load(&self, problem: &Problem, jobs: &[u32], handovers: bool, rounds: usize) -> (f64, Vec<f64>) {
         let units = self.units;
-        let resources = problem.resources().len();
+        let dense = &problem.dense;
         let times: Vec<f64> = jobs
             .iter()
-            .flat_map(|&job| (0..units).map(move |unit| (job, unit)))
+            .flat_map(|&job| (0..units).map(move |unit| (job as usize, unit)))
             .map(|(job, unit)| {
-                let outputs = if handovers { problem.dense.outputs.row(job as usize) } else { &[] };
-                self.ms(job as usize, unit) + self.handover(outputs, problem, unit)
+                let handed = if handovers { dense.outputs.row(job) } else { &[] };
+                let handed = handed.iter().map(|&tensor| dense.to_host[tensor as usize * units + unit]);
+                dense.ms(job, unit) + handed.sum::<f64>()
             })
             .collect();
-        // Only resources that some unit holds can carry weight.
-        let mut weights = vec![1.0 / resources as f64; resources];
+        let mut weights = vec![1.0; units];
         let mut best = (0.0, weights.clone());
-        let mut loads = vec![0.0; resources];
+        let mut loads = vec![0.0; units];
         for round in 0..rounds.max(1) {
-            let price: Vec<f64> = problem
-                .platform
-                .unit_resources
-                .iter()
-                .map(|held| held.iter().map(|&resource| weights[resource as usize]).sum())
-                .collect();
+            // In one millisecond the busiest set does this much weighted work.
+            let (most, set) = self.most_work(&weights);
+            for weight in &mut weights {
+                *weight /= most;
+            }
             loads.fill(0.0);
             let mut value = 0.0;
             for row in times.chunks_exact(units) {
                 let (mut least, mut chosen) = (f64::INFINITY, 0);
-                for (unit, (time, price)) in row.iter().zip(&price).enumerate() {
-                    // An infinite time stays infinite whatever its price; 0 · ∞ is NaN and never less.
-                    let cost = time * price;
-                    if cost < least && time.is_finite() {
-                        least = cost;
+                for (unit, (time, weight)) in row.iter().zip(&weights).enumerate() {
+                    if time.is_finite() && time * weight < least {
+                        least = time * weight;
                         chosen = unit;
                     }
                 }
                 value += least;
-                for &resource in &problem.platform.unit_resources[chosen] {
-                    loads[resource as usize] += row[chosen];
-                }
+                loads[chosen] += row[chosen];
             }
             if value > best.0 {
                 best = (value, weights.clone());
             }
-            let most = loads.iter().copied().fold(0.0, f64::max);
-            if most <= 0.0 {
+            // Ascend `value − T · work`: what is loaded beyond what the set can do in that time weighs more.
+            let mut slope: Vec<f64> = loads.clone();
+            for &(unit, rate) in set {
+                slope[unit] -= value * rate;
+            }
+            let steepest = slope.iter().fold(0.0f64, |most, slope| most.max(slope.abs()));
+            if steepest <= value * 1e-9 {
                 break;
             }
-            let pace = 1.0 / (1.0 + round as f64).sqrt();
-            for (weight, load) in weights.iter_mut().zip(&loads) {
-                *weight *= (pace * load / most).exp();
+            let pace = 0.5 / (1.0 + round as f64).sqrt();
+            for (weight, slope) in weights.iter_mut().zip(&slope) {
+                *weight *= (pace * slope / steepest).exp();
             }
-            let sum: f64 = weights.iter().sum();
-            weights.iter_mut().for_each(|weight| *weight /= sum);
         }
         best
+    }
+
+    /// The set of units that does the most weighted work in a unit of time, with their rates.
+    fn most_work(&self, weights: &[f64]) -> (f64, &[(usize, f64)]) {
+        let work = |set: &Vec<(usize, f64)>| set.iter().map(|&(unit, rate)| weights[unit] * rate).sum::<f64>();
+        let best = self.sets.iter().map(|set| (work(set), set)).max_by(|a, b| a.0.total_cmp(&b.0));
+        best.map_or((1.0, &[][..]), |(work, set)| (work, set.as_slice()))
     }
 
     /// Least energy of a job beyond idling, in joules; its outputs' handovers included.

@@ -126,7 +126,7 @@ pub fn concurrent(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> Res
         _ => Goal::Makespan,
     };
     let problem = problem.with_goal(goal)?;
-    let hints = workload.hints(&views, &problem);
+    let hints = Workload::hints(&views, &problem);
     let solution: Solution = dag::solve(&problem, &hints, options)?;
     let mut plan = problem.to_plan(&views, &solution.schedule, "concurrent", true)?;
     state_quality(&mut plan, &problem, &views, Some(&solution))?;
@@ -197,24 +197,23 @@ impl<'a> Workload<'a> {
             let mut models = Vec::new();
             for stage in &application.stages {
                 let key = (std::ptr::from_ref(stage.profile), std::ptr::from_ref(stage.graph));
-                let model = match known.iter().position(|known| *known == key) {
-                    Some(model) => model,
-                    None => {
-                        // A pin needs to match somewhere, not in every model.
-                        let matches = |pin: &Pin| stage.graph.operators.iter().any(|operator| pin.matches(operator));
-                        let pins: Vec<Pin> = request.pins.iter().filter(|pin| matches(pin)).cloned().collect();
-                        request.pins.iter().zip(&mut pinned).for_each(|(pin, found)| *found |= matches(pin));
-                        let plan_request = PlanRequest {
-                            profile: stage.profile,
-                            graph: stage.graph,
-                            units: units.clone(),
-                            objective: request.objective,
-                            pins,
-                        };
-                        workload.views.push(CostView::new(&plan_request)?);
-                        known.push(key);
-                        known.len() - 1
-                    }
+                let model = if let Some(model) = known.iter().position(|known| *known == key) {
+                    model
+                } else {
+                    // A pin needs to match somewhere, not in every model.
+                    let matches = |pin: &Pin| stage.graph.operators.iter().any(|operator| pin.matches(operator));
+                    let pins: Vec<Pin> = request.pins.iter().filter(|pin| matches(pin)).cloned().collect();
+                    request.pins.iter().zip(&mut pinned).for_each(|(pin, found)| *found |= matches(pin));
+                    let plan_request = PlanRequest {
+                        profile: stage.profile,
+                        graph: stage.graph,
+                        units: units.clone(),
+                        objective: request.objective,
+                        pins,
+                    };
+                    workload.views.push(CostView::new(&plan_request)?);
+                    known.push(key);
+                    known.len() - 1
                 };
                 models.push(model);
             }
@@ -293,7 +292,7 @@ impl<'a> Workload<'a> {
 
     /// What there is to start from: every model by the sequential recurrence or on its best single unit; and every way to give
     /// each model one unit, where there are few.
-    fn hints(&self, views: &[&CostView<'_>], problem: &Problem) -> Vec<Vec<u32>> {
+    fn hints(views: &[&CostView<'_>], problem: &Problem) -> Vec<Vec<u32>> {
         let units = problem.units().len();
         let mut choices: Vec<Vec<Vec<u32>>> = Vec::new();
         for view in views {

@@ -143,7 +143,8 @@ pub(crate) fn run(
         let step = running.iter().zip(&rate).map(waits).fold(arrival, f64::min);
         pass(step, &running);
         now = match releases.last() {
-            Some(&release) if step == arrival => release,
+            // Exactly: the step is the arrival's own number then.
+            Some(&release) if step.to_bits() == arrival.to_bits() => release,
             _ => now + step,
         };
         let mut kept = 0;

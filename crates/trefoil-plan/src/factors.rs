@@ -81,6 +81,19 @@ impl Factors {
         least
     }
 
+    /// The smallest rate divisor of any work on a unit while exactly the units of `set` (it is one of them) are busy.
+    pub(crate) fn least_beside(&self, unit: usize, set: &[usize]) -> f64 {
+        let of_class = |class: usize| {
+            let pairs = set.iter().filter(|&&other| other != unit).map(|&other| {
+                let row = self.at(unit, other, class, 0);
+                self.table[row..row + CLASSES].iter().copied().fold(f64::NAN, f64::min)
+            });
+            let worst = pairs.fold(f64::NAN, f64::max);
+            if worst.is_nan() { 1.0 } else { worst }
+        };
+        (0..CLASSES).map(of_class).fold(f64::INFINITY, f64::min)
+    }
+
     /// The largest divisor, likewise.
     pub(crate) fn most(&self, unit: usize, class: usize) -> f64 {
         let mut most: f64 = 1.0;
@@ -112,8 +125,15 @@ mod tests {
         assert_eq!(factors.get(0, 1, (Compute, Compute)), Some(1.2));
         assert_eq!(factors.get(0, 1, (Memory, Compute)), None);
         let with = |others: &[(u32, u8)]| factors.slowdown(0, 0, others.iter().copied());
-        assert_eq!([with(&[]), with(&[(2, 0)]), with(&[(1, 1), (2, 0)])], [1.0, 0.9, 1.2]);
-        assert_eq!(factors.slowdown(1, 1, [(0, 0)].into_iter()), 1.0);
-        assert_eq!((factors.least(0, 0, |_| true), factors.least(0, 0, |other| other != 2)), (0.9, 1.0));
+        let found = [
+            with(&[]),
+            with(&[(2, 0)]),
+            with(&[(1, 1), (2, 0)]),
+            factors.slowdown(1, 1, [(0, 0)].into_iter()),
+            factors.least(0, 0, |_| true),
+            factors.least(0, 0, |other| other != 2),
+            factors.least_beside(0, &[0, 2]),
+        ];
+        assert_eq!(found.map(f64::to_bits), [1.0, 0.9, 1.2, 1.0, 0.9, 1.0, 0.9].map(f64::to_bits));
     }
 }

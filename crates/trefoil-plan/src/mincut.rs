@@ -32,12 +32,12 @@ pub fn minimum_cut(problem: &Problem, price: &[f64]) -> Option<(f64, Vec<u32>)> 
     }
     for tensor in 0..problem.tensors().len() {
         let readers = dense.consumers.row(tensor);
-        for to in 0..2 {
+        for (to, price) in price.iter().enumerate() {
             let maker = match dense.producer[tensor] {
                 u32::MAX => None,
                 maker => Some(maker as usize),
             };
-            let ms = dense.transfer(tensor, if maker.is_some() { 1 - to } else { 2 }, to) * price[to];
+            let ms = dense.transfer(tensor, if maker.is_some() { 1 - to } else { 2 }, to) * price;
             if ms <= 0.0 || readers.is_empty() {
                 continue;
             }
@@ -45,11 +45,15 @@ pub fn minimum_cut(problem: &Problem, price: &[f64]) -> Option<(f64, Vec<u32>)> 
             match (to, maker) {
                 (1, maker) => {
                     network.arc(maker.unwrap_or(source), node, ms);
-                    readers.iter().for_each(|&job| network.arc(node, job as usize, f64::INFINITY));
+                    for &job in readers {
+                        network.arc(node, job as usize, f64::INFINITY);
+                    }
                 }
                 (_, maker) => {
                     network.arc(node, maker.unwrap_or(sink), ms);
-                    readers.iter().for_each(|&job| network.arc(job as usize, node, f64::INFINITY));
+                    for &job in readers {
+                        network.arc(job as usize, node, f64::INFINITY);
+                    }
                 }
             }
         }
@@ -147,19 +151,16 @@ impl Network {
                     self.left[arc as usize] > self.nothing()
                         && level[self.to[arc as usize] as usize] == level[node].saturating_add(1)
                 });
-                match found {
-                    Some(skipped) => {
-                        next[node] = from + skipped;
-                        let arc = self.out[node][next[node]];
-                        path.push(arc);
-                        node = self.to[arc as usize] as usize;
-                    }
-                    None => {
-                        next[node] = self.out[node].len();
-                        let Some(arc) = path.pop() else { break };
-                        node = self.to[arc as usize ^ 1] as usize;
-                        next[node] += 1;
-                    }
+                if let Some(skipped) = found {
+                    next[node] = from + skipped;
+                    let arc = self.out[node][next[node]];
+                    path.push(arc);
+                    node = self.to[arc as usize] as usize;
+                } else {
+                    next[node] = self.out[node].len();
+                    let Some(arc) = path.pop() else { break };
+                    node = self.to[arc as usize ^ 1] as usize;
+                    next[node] += 1;
                 }
             }
         }

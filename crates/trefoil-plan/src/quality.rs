@@ -115,7 +115,7 @@ pub(crate) fn cheapest_cuts(problem: &Problem, views: &[&CostView<'_>]) -> Resul
                     }
                 })
                 .collect();
-            Job { ms, class, ..job.clone() }
+            Job { class, ms, ..job.clone() }
         })
         .collect();
     Problem::new(

@@ -18,12 +18,12 @@ fn rounds(count: usize) -> usize {
 fn shape(number: usize, dice: &mut Dice, jobs: usize) -> Shape {
     Shape {
         jobs,
-        units: 2 + usize::from(number % 3 == 0),
+        units: 2 + usize::from(number.is_multiple_of(3)),
         edges: [0.2, 0.5, 0.9][number % 3],
         transfers: [0.0, 0.3, 1.5][dice.below(3)],
-        slowdown: number % 2 == 0,
-        speedup: number % 8 == 0,
-        shared: number % 5 == 0,
+        slowdown: number.is_multiple_of(2),
+        speedup: number.is_multiple_of(8),
+        shared: number.is_multiple_of(5),
         requests: 1,
     }
 }
@@ -139,7 +139,7 @@ fn small_problems_are_solved_exactly() {
         let instance = Instance::random(shape(number, &mut dice, jobs), &mut dice);
         let found = check_exact(&instance, Goal::Makespan, &number.to_string());
         bounds_met += usize::from(close(model_bound(&instance.problem()).value, found.evaluation.score.value));
-        if number % 3 == 0 {
+        if number.is_multiple_of(3) {
             check_exact(&instance, Goal::Energy, &number.to_string());
         }
     }
@@ -233,7 +233,7 @@ fn profile(jobs: usize, units: usize, edges: f64, number: u64) -> (trefoil_core:
     }
     for slowed in 0..units {
         for other in (0..units).filter(|&other| other != slowed) {
-            if number % 2 == 0 {
+            if number.is_multiple_of(2) {
                 builder = builder.slowdown(slowed, other, 1.0 + 0.3 * dice.roll());
             }
         }
@@ -287,7 +287,7 @@ fn dag_is_never_worse_than_the_other_planners() {
         let jobs = 2 + (number as usize * 7) % 24;
         let (graph, mut builder) =
             profile(jobs, 2 + number as usize % 2, [0.08, 0.2, 0.5][number as usize % 3], number);
-        if number % 4 == 0 {
+        if number.is_multiple_of(4) {
             builder = builder.whole(0, jobs as f64 * 0.4);
         }
         let request = PlanRequest::new(&builder.profile, &graph);
@@ -322,7 +322,7 @@ fn energy_is_never_worse_than_sequential_and_exact_on_two_units() {
     for number in 0..rounds(120) as u64 {
         let (graph, builder) = profile(2 + number as usize % 12, 2, 0.25, 2 * number + 1);
         let mut builder = builder.watts(0, 5.0).watts(1, 12.0);
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             builder.profile.declared_watts.insert("idle".to_owned(), 2.0);
         }
         let request =

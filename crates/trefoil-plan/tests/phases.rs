@@ -41,13 +41,22 @@ fn random(dice: &mut Dice) -> Random {
     let accelerator = (0..units).map(|unit| unit > 0).collect();
     let mut factors = Factors::none(units);
     let mut factor = vec![vec![1.0; units]; units];
-    for slowed in 0..units {
-        for other in (0..units).filter(|&other| other != slowed) {
-            factor[slowed][other] = 1.0 + dice.roll();
-            factors.set_all(slowed, other, factor[slowed][other]);
+    for (slowed, row) in factor.iter_mut().enumerate() {
+        for (other, factor) in row.iter_mut().enumerate().filter(|(other, _)| *other != slowed) {
+            *factor = 1.0 + dice.roll();
+            factors.set_all(slowed, other, *factor);
         }
     }
     Random { jobs, edges, costs: PhaseCosts { w, h2d, d2h, accelerator }, factors, factor }
+}
+
+/// Phase of a head by recursion over everything before it.
+fn phase(job: u32, before: &dyn Fn(u32) -> Vec<u32>, heads: &dyn Fn(u32) -> bool) -> usize {
+    if heads(job) {
+        before(job).into_iter().map(|from| phase(from, before, heads) + 1).max().unwrap_or(0)
+    } else {
+        phase(before(job)[0], before, heads)
+    }
 }
 
 /// Branches by walking: a job heads a branch unless it has one predecessor, whose only successor it is.
@@ -55,14 +64,6 @@ fn branches(jobs: usize, edges: &BTreeSet<(u32, u32)>) -> BTreeMap<usize, Vec<Ve
     let before = |job: u32| -> Vec<u32> { edges.iter().filter(|edge| edge.1 == job).map(|edge| edge.0).collect() };
     let after = |job: u32| -> Vec<u32> { edges.iter().filter(|edge| edge.0 == job).map(|edge| edge.1).collect() };
     let heads = |job: u32| before(job).len() != 1 || after(before(job)[0]).len() != 1;
-    // Phase of a head by recursion over everything before it.
-    fn phase(job: u32, before: &dyn Fn(u32) -> Vec<u32>, heads: &dyn Fn(u32) -> bool) -> usize {
-        if heads(job) {
-            before(job).into_iter().map(|from| phase(from, before, heads) + 1).max().unwrap_or(0)
-        } else {
-            phase(before(job)[0], before, heads)
-        }
-    }
     let mut result: BTreeMap<usize, Vec<Vec<u32>>> = BTreeMap::new();
     for head in (0..jobs as u32).filter(|&job| heads(job)) {
         let mut branch = vec![head];
@@ -115,7 +116,7 @@ fn literal_phases_are_the_papers_sum() {
             sum + pays(&instance.costs.d2h, *branch.last().unwrap(), *assignment.last().unwrap())
         };
         let (mut total, mut least_total) = (0.0, 0.0);
-        for phase in partition.phases.iter() {
+        for phase in &partition.phases {
             let own: Vec<Vec<usize>> =
                 phase.iter().map(|branch| branch.iter().map(|&job| unit[job as usize] as usize).collect()).collect();
             let (mut worst, mut least_worst): (f64, f64) = (0.0, 0.0);

@@ -5,7 +5,7 @@
 //! `model_bound`, and a plan that an exhaustive search proved optimal may be certified with a gap.
 
 mod expand;
-mod proofs;
+pub(crate) mod proofs;
 
 use crate::assemble::is_serial;
 use crate::view::CostView;
@@ -194,11 +194,11 @@ pub enum Proof {
         #[serde(skip_serializing_if = "Option::is_none")]
         tail: Option<BTreeMap<String, f64>>,
     },
-    /// A price of each resource's time, adding up to 1.
+    /// A price of each unit's work, such that no set of units that can be busy at once does more than 1 a millisecond.
     Load {
         /// The bound on the makespan in milliseconds.
         value: f64,
-        /// Weight by resource.
+        /// Weight by unit address.
         weights: BTreeMap<String, f64>,
     },
     /// Every operator's least energy above idle, and idle power for the makespan that the proofs before it show.

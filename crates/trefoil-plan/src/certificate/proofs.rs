@@ -1,7 +1,7 @@
 //! Witnesses of lower bounds.
 
 use super::{Costs, Cut, Proof, Rule};
-use crate::PlanError;
+use crate::{Factors, PlanError};
 use crate::bounds::{Blocks, LeastTimes};
 use crate::cuts::IntervalGraph;
 use crate::problem::{Instance, Problem, ProblemRequest};
@@ -145,11 +145,14 @@ pub(super) fn parallel(
         .map(|(&(model, item), &iterations)| Instance { model: model as usize, item, iterations, request: 0 })
         .collect();
     let whole = Problem::from_instances(views, &groups, &instances, &[], vec![ProblemRequest::default()])?;
-    let whole = least_problem(views, whole, costs)?;
+    let mut whole = least_problem(views, whole, costs)?;
+    if rule == Rule::Period {
+        whole = without_slowdown(&whole)?;
+    }
     let least = LeastTimes::new(&whole);
     let all: Vec<u32> = (0..whole.jobs().len() as u32).collect();
     let (value, weights) = least.load(&whole, &all, true, ROUNDS);
-    proofs.push(Proof::Load { value, weights: named(&whole, &weights) });
+    proofs.push(Proof::Load { value, weights: named(&whole, value, &weights) });
     if rule == Rule::Energy {
         let makespan = proofs.iter().map(Proof::value).fold(0.0, f64::max);
         proofs.push(Proof::Energy { value: energy(&whole, &least, makespan) });
@@ -162,8 +165,23 @@ fn least_problem(views: &[&CostView<'_>], problem: Problem, costs: Costs) -> Res
     if costs == Costs::Operators { Ok(problem) } else { cheapest_cuts(&problem, views) }
 }
 
-fn named(problem: &Problem, weights: &[f64]) -> BTreeMap<String, f64> {
-    problem.resources().iter().cloned().zip(weights.iter().copied()).collect()
+/// The same problem on units that leave each other alone: a period counts no slowdown.
+pub(crate) fn without_slowdown(problem: &Problem) -> Result<Problem, PlanError> {
+    Problem::new(
+        problem.units().to_vec(),
+        problem.resources().to_vec(),
+        problem.jobs().to_vec(),
+        problem.tensors().to_vec(),
+        problem.requests().to_vec(),
+        Factors::none(problem.units().len()),
+        problem.idle_watts(),
+    )
+}
+
+/// Weights by unit; none at all show that nothing is less than 0.
+fn named(problem: &Problem, value: f64, weights: &[f64]) -> BTreeMap<String, f64> {
+    let names = problem.units().iter().map(|unit| unit.address.to_string());
+    names.zip(weights.iter().map(|&weight| if value > 0.0 { weight } else { 0.0 })).collect()
 }
 
 /// Earliest ends, with the load between cuts where a model is executed once.
@@ -184,7 +202,7 @@ fn path(problem: &Problem, series: bool, model: usize) -> Proof {
             if blocks.inside[number].len() > 1 {
                 let (load, found) = least.load(problem, &blocks.inside[number], false, BLOCK_ROUNDS);
                 floor = before_cut + load;
-                weights = Some(named(problem, &found));
+                weights = Some(named(problem, load, &found));
             }
             cuts.push(Cut { operator: problem.jobs()[at].operators[0], weights });
         }
@@ -213,7 +231,7 @@ fn path(problem: &Problem, series: bool, model: usize) -> Proof {
     if let Some(inside) = blocks.inside.last().filter(|inside| inside.len() > 1) {
         let (load, weights) = least.load(problem, inside, true, BLOCK_ROUNDS);
         value = value.max(before_cut + load);
-        tail = Some(named(problem, &weights));
+        tail = Some(named(problem, load, &weights));
     }
     let potentials = ends.chunks_exact(units).map(<[f64]>::to_vec).collect();
     Proof::Path { value, model, potentials, cuts, tail }

@@ -114,7 +114,7 @@ pub(crate) fn single(problem: &Problem, unit: usize) -> Vec<u32> {
     jobs.map(|job| if job.ms[unit].is_finite() { unit as u32 } else { least_index(job.ms.iter().copied()) }).collect()
 }
 
-fn least_index(values: impl Iterator<Item = f64>) -> u32 {
+pub(crate) fn least_index(values: impl Iterator<Item = f64>) -> u32 {
     values.enumerate().min_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(index, _)| index as u32)
 }
 
@@ -144,7 +144,8 @@ pub(crate) fn chain(problem: &Problem, price: &[f64]) -> Vec<u32> {
                         total += dense.transfer(tensor as usize, units, to) * price[to];
                     }
                 }
-                if total < best || (total == best && from == to) {
+                // At equal cost it stays.
+                if total < best || (total <= best && from == to) {
                     best = total;
                     from_best = from;
                 }
@@ -167,14 +168,14 @@ pub(crate) fn chain(problem: &Problem, price: &[f64]) -> Vec<u32> {
 
 /// HEFT (Topcuoglu, Hariri, Wu 2002) with insertion: jobs by upward rank, each where it ends earliest, into gaps of what is
 /// placed already; transfers take time on their destination.
-pub(crate) fn heft(problem: &Problem, guess: Guess) -> Choice {
+///
+/// `penalty` (row-major jobs × units, or empty) is added to the end that decides between units.
+pub(crate) fn heft(problem: &Problem, guess: Guess, penalty: &[f64]) -> Choice {
     let dense = &problem.dense;
     let rank = ranks(problem, None, guess);
     let mut jobs: Vec<u32> = dense.order.clone();
     // A stable sort: equal ranks (of free jobs) keep the topological order.
     jobs.sort_by(|&a, &b| rank[b as usize].total_cmp(&rank[a as usize]));
-    let mut position = vec![0; jobs.len()];
-    dense.order.iter().enumerate().for_each(|(at, &job)| position[job as usize] = at);
     let mut placement = Placement {
         problem,
         busy: vec![Vec::new(); problem.resources().len()],
@@ -184,9 +185,52 @@ pub(crate) fn heft(problem: &Problem, guess: Guess) -> Choice {
     };
     let mut start = vec![0.0; jobs.len()];
     for job in jobs {
-        start[job as usize] = placement.place(job as usize);
+        let row = penalty.get(job as usize * dense.units..).unwrap_or_default();
+        start[job as usize] = placement.place(job as usize, row);
     }
     Choice { unit: placement.unit, urgency: start }
+}
+
+/// End, start, and transfers `(tensor, start, end)` of a job on some unit.
+type Attempt = (f64, f64, Vec<(u32, f64, f64)>);
+
+/// What must still follow a job at best, from each unit (the optimistic cost table of PEFT, Arabnejad and Barbosa 2014).
+pub(crate) fn optimistic_rest(problem: &Problem) -> Vec<f64> {
+    let dense = &problem.dense;
+    let units = dense.units;
+    let mut rest = vec![0.0f64; problem.jobs().len() * units];
+    for &job in dense.order.iter().rev() {
+        for from in 0..units {
+            let mut most = 0.0f64;
+            for &tensor in dense.outputs.row(job as usize) {
+                for &next in dense.consumers.row(tensor as usize) {
+                    let next = next as usize;
+                    let least = (0..units)
+                        .map(|to| {
+                            dense.transfer(tensor as usize, from, to) + dense.ms(next, to) + rest[next * units + to]
+                        })
+                        .fold(f64::INFINITY, f64::min);
+                    most = most.max(least);
+                }
+            }
+            rest[job as usize * units + from] = most;
+        }
+    }
+    rest
+}
+
+/// What using a unit costs a job beyond the unit that is best for it when units are priced by the load bound's weights, in
+/// milliseconds of makespan times `scale`.
+pub(crate) fn regret(problem: &Problem, weights: &[f64], scale: f64) -> Vec<f64> {
+    let units = problem.dense.units;
+    let mut regret = Vec::with_capacity(problem.jobs().len() * units);
+    for job in problem.jobs() {
+        let priced = |(ms, weight): (&f64, &f64)| if ms.is_finite() { ms * weight } else { f64::INFINITY };
+        let row: Vec<f64> = job.ms.iter().zip(weights).map(priced).collect();
+        let least = row.iter().copied().fold(f64::INFINITY, f64::min);
+        regret.extend(row.iter().map(|cost| scale * (cost - least)));
+    }
+    regret
 }
 
 struct Placement<'p> {
@@ -235,7 +279,7 @@ impl Placement<'_> {
     }
 
     /// Tries a unit: `(end, start, transfers (tensor, start, end))`.
-    fn attempt(&self, job: usize, unit: usize) -> (f64, f64, Vec<(u32, f64, f64)>) {
+    fn attempt(&self, job: usize, unit: usize) -> Attempt {
         let dense = &self.problem.dense;
         let mut ready = dense.release[job];
         let mut transfers: Vec<(u32, f64, f64)> = Vec::new();
@@ -265,16 +309,18 @@ impl Placement<'_> {
         (start + dense.ms(job, unit), start, transfers)
     }
 
-    fn place(&mut self, job: usize) -> f64 {
+    /// Places a job where its end and the unit's penalty come to the least; returns its start.
+    fn place(&mut self, job: usize, penalty: &[f64]) -> f64 {
         let dense = &self.problem.dense;
-        let mut best: Option<(f64, f64, Vec<(u32, f64, f64)>, usize)> = None;
+        let mut best: Option<(f64, Attempt, usize)> = None;
         for unit in (0..dense.units).filter(|&unit| dense.ms(job, unit).is_finite()) {
-            let (end, start, transfers) = self.attempt(job, unit);
-            if best.as_ref().is_none_or(|found| end < found.0) {
-                best = Some((end, start, transfers, unit));
+            let attempt = self.attempt(job, unit);
+            let value = attempt.0 + penalty.get(unit).copied().unwrap_or(0.0);
+            if best.as_ref().is_none_or(|(least, ..)| value < *least) {
+                best = Some((value, attempt, unit));
             }
         }
-        let Some((end, start, transfers, unit)) = best else { return 0.0 };
+        let Some((_, (end, start, transfers), unit)) = best else { return 0.0 };
         for (tensor, begin, finish) in transfers {
             self.occupy(unit, begin, finish);
             self.brought[tensor as usize * dense.units + unit] = finish;

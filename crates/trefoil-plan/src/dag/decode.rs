@@ -34,14 +34,14 @@ struct Running {
 /// Times beyond a problem's own that make it part of a larger one (all zero otherwise).
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Surroundings {
-    /// Per resource: busy until.
-    pub ready_ms: Vec<f64>,
+    /// Per resource: busy until, in milliseconds like all of these.
+    pub ready: Vec<f64>,
     /// Row-major jobs × units: what must still follow its end there.
-    pub tail_ms: Vec<f64>,
+    pub tail: Vec<f64>,
     /// Per resource: what must still follow on it.
-    pub resource_tail_ms: Vec<f64>,
+    pub resource_tail: Vec<f64>,
     /// Per tensor: at its source not before.
-    pub tensor_ms: Vec<f64>,
+    pub tensor: Vec<f64>,
 }
 
 /// Runs list schedules of one problem, reusing its memory. The same semantics as the simulator's: replaying the order that
@@ -72,7 +72,14 @@ pub(crate) struct Decoder<'p> {
     idle: f64,
     watts: Vec<f64>,
     lone: bool,
+    /// Rates by what is busy: `code · units + unit`, NaN until asked for. Code: base-3 digits per unit, 0 idle, class + 1 busy.
+    rates: Vec<f64>,
+    weight_of: Vec<usize>,
+    busy_code: usize,
 }
+
+/// Most units for which rates are kept by what is busy (3⁷ × 7 numbers).
+const RATED_UNITS: usize = 7;
 
 impl<'p> Decoder<'p> {
     pub fn new(problem: &'p Problem) -> Self {
@@ -102,6 +109,9 @@ impl<'p> Decoder<'p> {
             idle: problem.idle_watts().unwrap_or(0.0),
             watts: problem.units().iter().map(|unit| unit.watts.unwrap_or(0.0)).collect(),
             lone: problem.requests().len() < 2,
+            rates: if units <= RATED_UNITS { vec![f64::NAN; 3usize.pow(units as u32) * units] } else { Vec::new() },
+            weight_of: (0..units.min(RATED_UNITS)).map(|unit| 3usize.pow(unit as u32)).collect(),
+            busy_code: 0,
         }
     }
 
@@ -115,11 +125,12 @@ impl<'p> Decoder<'p> {
         self.arrivals.clear();
         self.busy.fill(false);
         self.running.clear();
+        self.busy_code = 0;
         self.completion.fill(0.0);
         self.order.clear();
         self.starts.clear();
         self.opening.clear();
-        for (resource, &ready) in self.around.ready_ms.iter().enumerate() {
+        for (resource, &ready) in self.around.ready.iter().enumerate() {
             if ready > 0.0 {
                 self.busy[resource] = true;
                 self.opening.push((ready, resource as u32));
@@ -133,7 +144,7 @@ impl<'p> Decoder<'p> {
         }
         for at in 0..dense.at_host.len() {
             let tensor = dense.at_host[at];
-            let known = self.around.tensor_ms.get(tensor as usize).copied().unwrap_or(0.0);
+            let known = self.around.tensor.get(tensor as usize).copied().unwrap_or(0.0);
             if known > 0.0 {
                 self.arrivals.push(Reverse((known.to_bits(), TENSOR, tensor, 0)));
             } else {
@@ -150,7 +161,7 @@ impl<'p> Decoder<'p> {
                 (a, b) => a.or(b),
             };
             if self.running.is_empty()
-                && (next.is_none() || self.waiting.iter().all(|list| list.is_empty()) && arrival.is_none())
+                && (next.is_none() || self.waiting.iter().all(BinaryHeap::is_empty) && arrival.is_none())
             {
                 break;
             }
@@ -158,18 +169,26 @@ impl<'p> Decoder<'p> {
             let by_event = step;
             let mut power = 0.0;
             for at in 0..self.running.len() {
-                let Running { unit, class, left, .. } = self.running[at];
-                let running = &self.running;
-                let others = running.iter().enumerate().filter(|(other, _)| *other != at);
-                let others = others.map(|(_, task)| (task.unit, task.class));
-                let rate = 1.0 / problem.platform.factors.slowdown(unit, class, others);
+                let Running { unit, left, .. } = self.running[at];
+                let slot = self.busy_code * dense.units + unit as usize;
+                let rate = match self.rates.get(slot) {
+                    Some(&rate) if !rate.is_nan() => rate,
+                    known => {
+                        let kept = known.is_some();
+                        let rate = self.rate(at);
+                        if kept {
+                            self.rates[slot] = rate;
+                        }
+                        rate
+                    }
+                };
                 self.running[at].rate = rate;
                 step = step.min(left / rate);
                 power += self.watts[unit as usize] - self.idle;
             }
             joules += (self.idle + power) * step / 1e3;
             now = match next {
-                Some(at) if step == by_event => at,
+                Some(at) if step.to_bits() == by_event.to_bits() => at,
                 _ => now + step,
             };
             let mut kept = 0;
@@ -216,6 +235,14 @@ impl<'p> Decoder<'p> {
     /// The schedule of the last run.
     pub fn schedule(&self, choice: &Choice) -> Schedule {
         Schedule { unit: choice.unit.clone(), order: self.order.clone(), after: Vec::new() }
+    }
+
+    /// Rate of a running task among the others.
+    fn rate(&self, at: usize) -> f64 {
+        let Running { unit, class, .. } = self.running[at];
+        let others = self.running.iter().enumerate().filter(|(other, _)| *other != at);
+        let others = others.map(|(_, task)| (task.unit, task.class));
+        1.0 / self.problem.platform.factors.slowdown(unit, class, others)
     }
 
     fn enqueue(&mut self, unit: u32, urgency: f64, kind: u8, index: u32) {
@@ -290,7 +317,11 @@ impl<'p> Decoder<'p> {
             for &resource in &problem.platform.unit_resources[unit] {
                 self.busy[resource as usize] = true;
             }
-            let left = problem.step_ms(step, &choice.unit);
+            let left = match kind {
+                JOB => dense.ms(index as usize, unit),
+                _ => problem.step_ms(step, &choice.unit),
+            };
+            self.busy_code += self.weight_of.get(unit).map_or(0, |weight| weight * (usize::from(class) + 1));
             self.running.push(Running { kind, index, unit: unit as u32, class, left, rate: 1.0 });
             self.order.push(step);
             self.starts.push(now);
@@ -302,9 +333,11 @@ impl<'p> Decoder<'p> {
         let problem = self.problem;
         let dense = &problem.dense;
         let mut tail = 0.0f64;
+        let weight = self.weight_of.get(task.unit as usize).copied().unwrap_or(0);
+        self.busy_code -= weight * (usize::from(task.class) + 1);
         for &resource in &problem.platform.unit_resources[task.unit as usize] {
             self.busy[resource as usize] = false;
-            tail = tail.max(self.around.resource_tail_ms.get(resource as usize).copied().unwrap_or(0.0));
+            tail = tail.max(self.around.resource_tail.get(resource as usize).copied().unwrap_or(0.0));
         }
         match task.kind {
             TRANSFER => {
@@ -320,8 +353,7 @@ impl<'p> Decoder<'p> {
             JOB => {
                 let job = task.index as usize;
                 self.ends[job] = now;
-                tail =
-                    tail.max(self.around.tail_ms.get(job * dense.units + task.unit as usize).copied().unwrap_or(0.0));
+                tail = tail.max(self.around.tail.get(job * dense.units + task.unit as usize).copied().unwrap_or(0.0));
                 self.complete(job, now);
                 for &tensor in dense.outputs.row(job) {
                     self.offer(tensor, choice, now);

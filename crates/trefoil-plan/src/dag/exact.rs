@@ -385,7 +385,7 @@ impl<'p> Inner<'p> {
         let step_ms = state.running.iter().zip(&rates).map(waits).fold(arrival - state.now, f64::min);
         let power: f64 = state.running.iter().map(|&step| self.more[step as usize]).sum();
         state.joules += (self.idle + power) * step_ms / 1e3;
-        state.now = if step_ms == arrival - state.now { arrival } else { state.now + step_ms };
+        state.now = if step_ms.to_bits() == (arrival - state.now).to_bits() { arrival } else { state.now + step_ms };
         let running = std::mem::take(&mut state.running);
         for (&step, rate) in running.iter().zip(&rates) {
             let at = step as usize;

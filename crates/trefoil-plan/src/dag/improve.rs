@@ -2,10 +2,10 @@
 
 use super::anneal::{Cooling, Meter, Random, anneal};
 use super::decode::{Choice, Decoder};
-use super::window::{Timed, Window, window};
+use super::window::{Timed, Times, Window, window};
 use super::{Search, WINDOW_JOBS};
 use crate::PlanError;
-use crate::problem::{Goal, Score, Step};
+use crate::problem::{Goal, Schedule, Step};
 
 /// Annealing runs of a problem that is annealed as a whole, each from the best so far and cooler than the last.
 const RUNS: u32 = 4;
@@ -50,127 +50,122 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Sweeps windows over the schedule; each pass improves disjoint windows and keeps what the whole confirms.
+    /// Sweeps windows over the best schedule; each pass improves disjoint windows and keeps what the whole confirms.
     fn pass_windows(&mut self, meter: &mut Meter, random: &mut Random) -> Result<(), PlanError> {
-        let Some((mut choice, _)) = self.choice.clone() else { return Ok(()) };
-        let mut score = self.decoder.run(&choice);
+        let units = self.problem.units().len();
         let mut idle = 0;
+        let mut effort = WINDOW_EVALUATIONS;
         for pass in 0.. {
             if meter.is_used_up() || self.is_optimal() || idle >= IDLE_PASSES {
                 break;
             }
-            // From here on urgencies are start times: those of a window are then those of the whole, shifted.
-            self.start_times(&mut choice);
-            let settled = self.decoder.run(&choice);
-            score = settled;
-            let Some(timed) = Timed::new(self.problem, &choice, &self.decoder) else { break };
-            meter.spend(2 * self.decoder.order.len() as u64);
+            let Some((schedule, evaluation)) = self.best.clone() else { break };
+            let before = evaluation.score;
+            // What keeps order beyond resources (one task at a time) is given up: orders alone may do better.
+            let schedule = Schedule { after: Vec::new(), ..schedule };
+            let evaluation = self.problem.evaluate(&schedule)?;
+            let Some(timed) = Timed::new(self.problem, schedule, evaluation) else { break };
+            meter.spend(2 * timed.schedule.order.len() as u64);
+            let times = Times::of(self.problem, &timed);
             let size = WINDOW_SIZES[pass % WINDOW_SIZES.len()];
-            let mut first = random.below(size);
             let mut changes: Vec<Change> = Vec::new();
-            if first > 1 {
-                changes.extend(self.improve_window(&choice, &timed, 0, first, meter, random));
-            }
+            // Every other window: neighbours would each count on the other's edge.
+            let mut first = random.below(2 * size);
             while first < timed.jobs.len() && !meter.is_used_up() {
-                changes.extend(self.improve_window(&choice, &timed, first, size, meter, random));
-                first += size;
+                changes.extend(self.improve_window(&timed, first, size, effort, meter, random));
+                first += 2 * size;
             }
-            let before = score;
-            self.apply(&mut choice, &mut score, &changes, meter)?;
-            idle = if score.is_better(&before) { 0 } else { idle + 1 };
+            self.apply(times, &changes, units, meter, 3)?;
+            let gained = self.best.as_ref().is_some_and(|(_, best)| best.score.is_better(&before));
+            idle = if gained { 0 } else { idle + 1 };
+            if !gained {
+                effort = (2 * effort).min(16 * WINDOW_EVALUATIONS);
+            }
         }
-        let _ = score;
+        // Annealing of the whole goes on from here.
+        if let Some((schedule, evaluation)) = self.best.clone() {
+            let mut urgency = vec![0.0; schedule.unit.len()];
+            for (step, (start, _)) in schedule.order.iter().zip(&evaluation.spans) {
+                if let Step::Job(job) = step {
+                    urgency[*job as usize] = *start;
+                }
+            }
+            self.try_choice(Choice { unit: schedule.unit, urgency })?;
+        }
         Ok(())
-    }
-
-    /// Makes each urgency the job's start in the decoder's last run.
-    fn start_times(&self, choice: &mut Choice) {
-        for (&step, &start) in self.decoder.order.iter().zip(&self.decoder.starts) {
-            if let Step::Job(job) = step {
-                choice.urgency[job as usize] = start;
-            }
-        }
     }
 
     fn improve_window(
         &self,
-        choice: &Choice,
         timed: &Timed,
         first: usize,
         size: usize,
+        effort: u64,
         meter: &mut Meter,
         random: &mut Random,
     ) -> Option<Change> {
-        let Window { problem, around, start, jobs, zero_ms } = window(self.problem, choice, timed, first, size)?;
-        let mut decoder = Decoder::within(&problem, around);
-        let before = decoder.run(&start);
-        let span = start.urgency.iter().copied().fold(0.0, f64::max).max(before.value * 1e-6).max(1e-300);
+        let mut window = window(self.problem, timed, first, size)?;
+        let around = std::mem::take(&mut window.around);
+        let mut decoder = Decoder::within(&window.problem, around);
+        let start = window.start.clone();
+        // Steps outside slow nothing here, neither now nor then: compare with what the window comes to by itself.
+        let before = decoder.run(&start).value.min(window.value);
+        let span = start.urgency.iter().copied().fold(0.0, f64::max).max(window.value * 1e-6).max(1e-300);
         let cooling = Cooling {
-            evaluations: WINDOW_EVALUATIONS * jobs.len() as u64,
+            evaluations: effort * window.jobs.len() as u64,
             hot: 0.02 * span,
             cold: 1e-4 * span,
             until: 1.0,
             bound: 0.0,
         };
-        let (best, after) = anneal(&mut decoder, &problem, start, cooling, meter, random);
-        if !(after.value < before.value * (1.0 - 1e-9)) {
+        let (choice, after) = anneal(&mut decoder, &window.problem, start, cooling, meter, random);
+        if after.value >= before - 1e-3 * span {
             return None;
         }
-        decoder.run(&best);
-        let mut change = Change { jobs, unit: best.unit, urgency: vec![0.0; best.urgency.len()] };
-        for (&step, &start) in decoder.order.iter().zip(&decoder.starts) {
-            if let Step::Job(job) = step {
-                change.urgency[job as usize] = zero_ms + start;
-            }
-        }
-        Some(change)
+        decoder.run(&choice);
+        let (order, starts) = (decoder.order.clone(), decoder.starts.clone());
+        drop(decoder);
+        Some(Change { window, choice, order, starts })
     }
 
-    /// Applies all changes at once if the whole confirms them, else one by one.
+    /// Applies all changes at once if the whole confirms them, else each half, `depth` times.
     fn apply(
         &mut self,
-        choice: &mut Choice,
-        score: &mut Score,
+        mut times: Times,
         changes: &[Change],
+        units: usize,
         meter: &mut Meter,
-    ) -> Result<(), PlanError> {
+        depth: u32,
+    ) -> Result<Times, PlanError> {
         if changes.is_empty() {
-            return Ok(());
+            return Ok(times);
         }
-        let mut all = choice.clone();
-        changes.iter().for_each(|change| change.apply(&mut all));
-        let found = self.decoder.run(&all);
-        meter.spend(self.decoder.order.len() as u64);
-        if found.is_better(score) {
-            *choice = all;
-            *score = found;
-        } else if let [one, two @ ..] = changes
-            && !two.is_empty()
-        {
-            let middle = changes.len() / 2;
-            let _ = one;
-            self.apply(choice, score, &changes[..middle], meter)?;
+        let mut changed = times.clone();
+        for change in changes {
+            change.window.carry(&mut changed, units, &change.choice, &change.order, &change.starts);
+        }
+        let schedule = changed.schedule(self.problem);
+        let evaluation = self.problem.evaluate(&schedule)?;
+        meter.spend(2 * schedule.order.len() as u64);
+        if self.best.as_ref().is_none_or(|(_, best)| evaluation.score.is_better(&best.score)) {
+            self.best = Some((schedule, evaluation));
+            return Ok(changed);
+        }
+        if depth > 0 && changes.len() > 1 {
+            let (first, second) = changes.split_at(changes.len() / 2);
+            times = self.apply(times, first, units, meter, depth - 1)?;
             if !meter.is_used_up() {
-                self.apply(choice, score, &changes[middle..], meter)?;
+                times = self.apply(times, second, units, meter, depth - 1)?;
             }
-            return Ok(());
         }
-        self.try_choice(choice.clone())
+        Ok(times)
     }
 }
 
-/// New units and urgencies of a window's jobs.
+/// A window decided anew.
 struct Change {
-    jobs: Vec<u32>,
-    unit: Vec<u32>,
-    urgency: Vec<f64>,
-}
-
-impl Change {
-    fn apply(&self, choice: &mut Choice) {
-        for ((&job, &unit), &urgency) in self.jobs.iter().zip(&self.unit).zip(&self.urgency) {
-            choice.unit[job as usize] = unit;
-            choice.urgency[job as usize] = urgency;
-        }
-    }
+    window: Window,
+    choice: Choice,
+    order: Vec<Step>,
+    starts: Vec<f64>,
 }

@@ -21,7 +21,7 @@ mod window;
 pub(crate) use plan::dag;
 
 use crate::PlanError;
-use crate::bounds::{Bound, model_bound};
+use crate::bounds::{Bound, load_weights, model_bound};
 use crate::problem::{Evaluation, Goal, Problem, Schedule};
 use crate::request::PlanOptions;
 use anneal::{Meter, Random};
@@ -172,10 +172,23 @@ impl Search<'_> {
             }
             self.try_choice(choice)?;
         }
+        let weights = load_weights(problem);
+        let mut penalties = vec![Vec::new()];
+        if problem.jobs().len() > 2 {
+            penalties.push(construct::optimistic_rest(problem));
+            penalties.extend([1.0, 3.0].map(|scale| construct::regret(problem, &weights, scale * units as f64)));
+            let priced = construct::regret(problem, &weights, 1.0);
+            let least = |row: &[f64]| construct::least_index(row.iter().copied());
+            self.try_choice(construct::by_rank(problem, priced.chunks_exact(units).map(least).collect()))?;
+        }
         for guess in [Guess::Mean, Guess::Least] {
-            let choice = construct::heft(problem, guess);
-            self.try_choice(choice.clone())?;
-            self.try_choice(construct::by_rank(problem, choice.unit))?;
+            for penalty in &penalties {
+                let choice = construct::heft(problem, guess, penalty);
+                // Insertion leaves gaps on purpose, which a list schedule would fill.
+                self.offer(window::Times::starting(problem, &choice).schedule(problem))?;
+                self.try_choice(choice.clone())?;
+                self.try_choice(construct::by_rank(problem, choice.unit))?;
+            }
         }
         Ok(())
     }

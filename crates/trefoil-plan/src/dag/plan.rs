@@ -72,7 +72,7 @@ pub(crate) fn dag(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, Pl
     }
     let Some((value, mut plan, note)) = best else { return Err(view.no_split("no planner found a plan")) };
     if plan.method != "dag" {
-        plan.method = "dag".to_owned();
+        "dag".clone_into(&mut plan.method);
         plan.claimed = value;
         crate::assemble::set_bound(&mut plan, bound);
     }

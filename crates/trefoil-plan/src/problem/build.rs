@@ -178,7 +178,9 @@ impl Builder<'_, '_> {
             .map(|(view, groups)| {
                 let mut of = vec![0; view.graph.len()];
                 for (index, operators) in groups.iter().enumerate() {
-                    operators.iter().for_each(|id| of[id.index()] = index as u32);
+                    for id in operators {
+                        of[id.index()] = index as u32;
+                    }
                 }
                 of
             })

@@ -161,7 +161,9 @@ impl Problem {
         // Positions in the order of first members may now contradict what a run waits for: sort again.
         let mut piece_of = vec![0u32; count];
         for (index, (_, members)) in pieces.iter().enumerate() {
-            members.iter().for_each(|&at| piece_of[at] = index as u32);
+            for &at in members {
+                piece_of[at] = index as u32;
+            }
         }
         let pairs: BTreeSet<(u32, u32)> = edges
             .iter()
@@ -275,16 +277,16 @@ impl Writer<'_, '_, '_> {
                     let job = &problem.jobs[jobs[0] as usize];
                     let unit = schedule.unit[jobs[0] as usize];
                     let operators = problem.operators_of(jobs);
-                    let segment = match known.get(&(job.model, unit, operators.clone())) {
-                        Some(&segment) => segment,
-                        None => {
-                            let (segment, whole) = self.segment(job.model, unit as usize, &operators)?;
-                            all_measured &= whole;
-                            let id = SegmentId(segments.len() as u32);
-                            segments.push(segment);
-                            known.insert((job.model, unit, operators), id);
-                            id
-                        }
+                    let key = (job.model, unit, operators);
+                    let segment = if let Some(&segment) = known.get(&key) {
+                        segment
+                    } else {
+                        let (segment, whole) = self.segment(job.model, unit as usize, &key.2)?;
+                        all_measured &= whole;
+                        let id = SegmentId(segments.len() as u32);
+                        segments.push(segment);
+                        known.insert(key, id);
+                        id
                     };
                     let cost = segments[segment.0 as usize].cost.clone();
                     (Work::Segment { segment }, unit, cost, job.item, job.iteration)

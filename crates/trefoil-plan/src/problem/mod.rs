@@ -201,10 +201,11 @@ impl Problem {
         }
         for (index, request) in requests.iter().enumerate() {
             let fine = |ms: f64| ms.is_finite() && ms >= 0.0;
-            if !fine(request.release_ms)
-                || !request.deadline_ms.is_none_or(fine)
-                || !(request.weight.is_finite() && request.weight > 0.0)
-            {
+            let sound = fine(request.release_ms)
+                && request.deadline_ms.is_none_or(fine)
+                && request.weight.is_finite()
+                && request.weight > 0.0;
+            if !sound {
                 return Err(bad(format!("request {index} has a time below 0 or a weight that is not above 0")));
             }
         }
@@ -374,7 +375,9 @@ impl Dense {
         let order = topological(jobs.len(), &before, &after);
         if order.len() < jobs.len() {
             let mut placed = vec![false; jobs.len()];
-            order.iter().for_each(|&job| placed[job as usize] = true);
+            for &job in &order {
+                placed[job as usize] = true;
+            }
             let lost = placed.iter().position(|placed| !placed).unwrap_or(0);
             return Err(bad(format!("job {lost} (operator `{}`) waits for jobs that wait for it", jobs[lost].name)));
         }

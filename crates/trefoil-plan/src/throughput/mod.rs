@@ -8,6 +8,7 @@ mod balance;
 
 use crate::assemble::{Piece, assemble, set_bound};
 use crate::bounds::LeastTimes;
+use crate::certificate::proofs::without_slowdown;
 use crate::cuts::{IntervalGraph, choose_cuts};
 use crate::list_scheduling::fastest_unit;
 use crate::pareto::schedule_of;
@@ -93,7 +94,7 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
     let Some(mut plan) = best else { return Err(view.no_split("no pipeline of segments runs everywhere")) };
     set_bound(&mut plan, bound(view)?);
     plan.notes.push(format!(
-        "claimed is the period: an item ends every {:.4} ms once the pipeline is full; one item alone takes {:.4} ms (simulated)",
+        "claimed is the period: an item ends every {:.4} ms once the pipeline is full, slowdown between units not counted; one item alone takes {:.4} ms (simulated)",
         plan.claimed, plan.simulated_ms
     ));
     Ok(plan)
@@ -135,8 +136,8 @@ fn bound(view: &CostView<'_>) -> Result<f64, PlanError> {
         Err(_) => return Ok(0.0),
     };
     let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
-    // Stages of different items overlap, so a unit that another speeds up may be sped up all the time.
-    Ok(LeastTimes::new(&problem).load(&problem, &all, true, ROUNDS).0)
+    let free = without_slowdown(&problem)?;
+    Ok(LeastTimes::new(&free).load(&free, &all, true, ROUNDS).0)
 }
 
 /// An order cut into blocks, with what blocks and handoffs cost.
