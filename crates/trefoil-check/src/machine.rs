@@ -165,7 +165,9 @@ impl Machine {
         let of_class = |class: Class| {
             let others = set.iter().filter(|&&other| other != unit);
             let worst = others
-                .filter_map(|&other| classes.iter().filter_map(|&its| self.pair((unit, class), (other, its))).reduce(f64::min))
+                .filter_map(|&other| {
+                    classes.iter().filter_map(|&its| self.pair((unit, class), (other, its))).reduce(f64::min)
+                })
                 .reduce(f64::max);
             worst.unwrap_or(1.0)
         };

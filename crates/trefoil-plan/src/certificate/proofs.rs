@@ -1,13 +1,13 @@
 //! Witnesses of lower bounds.
 
 use super::{Costs, Cut, Proof, Rule};
-use crate::{Factors, PlanError};
 use crate::bounds::{Blocks, LeastTimes};
 use crate::cuts::IntervalGraph;
 use crate::problem::{Instance, Problem, ProblemRequest};
 use crate::quality::cheapest_cuts;
 use crate::sequential::PaperCosts;
 use crate::view::CostView;
+use crate::{Factors, PlanError};
 use std::collections::BTreeMap;
 use trefoil_core::{OperatorId, Plan};
 
