@@ -239,13 +239,11 @@ impl Model {
         if operators.iter().any(|&at| self.alone(at, unit).is_none()) {
             return None;
         }
-        match operators {
-            [at] => self.alone(*at, unit).map(|alone| (alone.ms, false)),
-            _ => {
-                let estimate = &self.estimates[unit];
-                Some((estimate.dispatch + operators.iter().map(|&at| estimate.share[at]).sum::<f64>(), true))
-            }
+        if let [at] = operators {
+            return self.alone(*at, unit).map(|alone| (alone.ms, false));
         }
+        let estimate = &self.estimates[unit];
+        Some((estimate.dispatch + operators.iter().map(|&at| estimate.share[at]).sum::<f64>(), true))
     }
 
     /// Milliseconds to bring a model input to an accelerator, or to hand a model output over, where its backend tells.
@@ -285,7 +283,7 @@ impl Model {
         // From the largest set to the smallest: the last one written is the most local evidence.
         let mut sets: Vec<(&Vec<usize>, f64)> =
             self.sets[unit].iter().filter(|set| set.0.len() > 1).map(|(set, &ms)| (set, ms)).collect();
-        sets.sort_by(|a, b| b.0.len().cmp(&a.0.len()));
+        sets.sort_by_key(|set| std::cmp::Reverse(set.0.len()));
         let mut ratio: Vec<Option<f64>> = vec![None; count];
         let mut smallest_ratio: Option<f64> = None;
         for (set, ms) in sets {
@@ -335,7 +333,9 @@ fn in_place(alone: &[f64], nodes: &Value) -> Option<Vec<f64>> {
         let members: Vec<usize> = operators.iter().copied().filter(|&at| at < alone.len()).collect();
         if !members.is_empty() {
             spread(&members, *ms);
-            members.iter().for_each(|&at| covered[at] = true);
+            for at in members {
+                covered[at] = true;
+            }
         }
     }
     let rest: Vec<usize> = (0..alone.len()).filter(|&at| !covered[at]).collect();

@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 
 const CERTIFICATE: Reader = Reader("certificate");
 
+/// Model, item and iteration.
+pub type Execution = (usize, u64, u64);
+
 #[derive(Debug)]
 pub enum Work {
     /// Operators, ascending, in one piece.
@@ -20,8 +23,7 @@ pub enum Work {
 #[derive(Debug)]
 pub struct Task {
     pub unit: usize,
-    /// Model, item and iteration.
-    pub of: (usize, u64, u64),
+    pub of: Execution,
     pub work: Work,
     pub ms: f64,
     pub start: f64,
@@ -35,7 +37,7 @@ pub struct Schedule {
     /// Arrival of each (model, item); those not named are there from the start.
     arrivals: BTreeMap<(usize, u64), f64>,
     /// For each model, item and iteration the task that computes each operator.
-    pub computed_by: BTreeMap<(usize, u64, u64), Vec<usize>>,
+    pub computed_by: BTreeMap<Execution, Vec<usize>>,
     /// Number of estimated segment costs.
     pub estimated: usize,
 }
@@ -190,8 +192,8 @@ impl Schedule {
     /// Whatever a task reads is there when it starts.
     fn verify_data(&self, models: &[Model], machine: &Machine) -> Result<(), CheckError> {
         let slack = self.slack();
-        let mut brought: BTreeMap<((usize, u64, u64), usize, usize), &Task> = BTreeMap::new();
-        let mut handed: BTreeMap<((usize, u64, u64), usize), &Task> = BTreeMap::new();
+        let mut brought: BTreeMap<(Execution, usize, usize), &Task> = BTreeMap::new();
+        let mut handed: BTreeMap<(Execution, usize), &Task> = BTreeMap::new();
         for (index, task) in self.tasks.iter().enumerate() {
             let Work::Transfer { tensor, from } = task.work else { continue };
             let producer = models[task.of.0].tensors[tensor].producer;

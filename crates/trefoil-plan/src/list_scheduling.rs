@@ -31,7 +31,7 @@ pub(crate) fn heft_after(problem: &Problem, ready_ms: &[f64]) -> Schedule {
             if ms.is_infinite() {
                 continue;
             }
-            let mut ready = problem.requests()[problem.jobs()[job].request as usize].release_ms;
+            let mut inputs_ms = problem.requests()[problem.jobs()[job].request as usize].release_ms;
             for &tensor in reads.of(job) {
                 let edge = &problem.tensors()[tensor];
                 let units = problem.units().len();
@@ -39,9 +39,9 @@ pub(crate) fn heft_after(problem: &Problem, ready_ms: &[f64]) -> Schedule {
                     Some(maker) => (unit_of[maker as usize] as usize, finish[maker as usize]),
                     None => (units, 0.0),
                 };
-                ready = ready.max(made + edge.transfer_ms[from * units + unit]);
+                inputs_ms = inputs_ms.max(made + edge.transfer_ms[from * units + unit]);
             }
-            let at = earliest_gap(&busy, &problem.units()[unit].resources, ready, ms);
+            let at = earliest_gap(&busy, &problem.units()[unit].resources, inputs_ms, ms);
             if at + ms < best.0 {
                 best = (at + ms, unit, at);
             }
@@ -213,11 +213,11 @@ fn occupy(list: &mut Vec<(f64, f64)>, from: f64, to: f64) {
         return;
     }
     let first = list.partition_point(|interval| interval.1 < from);
-    let last = list.partition_point(|interval| interval.0 <= to);
-    let joined = list[first..last]
+    let beyond = list.partition_point(|interval| interval.0 <= to);
+    let joined = list[first..beyond]
         .iter()
         .fold((from, to), |joined, interval| (joined.0.min(interval.0), joined.1.max(interval.1)));
-    list.splice(first..last, [joined]);
+    list.splice(first..beyond, [joined]);
 }
 
 /// A schedule whose jobs are in the order of their start times, ties in topological order.

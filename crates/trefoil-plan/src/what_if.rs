@@ -141,7 +141,7 @@ pub fn what_if(
     let before = score(request, &plan, &[])?.1;
     let profile = changed(request.profile, changes);
     let gone: BTreeSet<&UnitAddress> =
-        changes.iter().filter_map(|change| matches!(change, WhatIf::Without { .. }).then(|| change.unit())).collect();
+        changes.iter().filter(|change| matches!(change, WhatIf::Without { .. })).map(WhatIf::unit).collect();
     let asked: Vec<UnitAddress> = if request.units.is_empty() {
         request.profile.units.iter().map(|unit| unit.address.clone()).collect()
     } else {
@@ -206,7 +206,9 @@ fn changed(profile: &Profile, changes: &[WhatIf]) -> Profile {
                 let parts =
                     [&mut timing.total, &mut timing.h2d, &mut timing.dispatch, &mut timing.exec, &mut timing.d2h];
                 parts.into_iter().flatten().for_each(|samples| scale(samples, *factor));
-                nodes.iter_mut().for_each(|node| node.ms *= factor);
+                for node in nodes {
+                    node.ms *= factor;
+                }
                 if record.origin == Origin::Measured {
                     record.origin = Origin::Predicted;
                 }

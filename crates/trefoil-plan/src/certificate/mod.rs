@@ -38,7 +38,7 @@ pub struct Certificate {
     pub fixed: Vec<Fixed>,
     /// Arrivals, where there are several requests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub requests: Vec<Arrival>,
+    pub requests: Vec<CertifiedRequest>,
     /// What runs when.
     pub tasks: Vec<CertifiedTask>,
     /// What the schedule costs.
@@ -71,7 +71,7 @@ pub struct Fixed {
 
 /// When an item of a model arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Arrival {
+pub struct CertifiedRequest {
     /// Model index.
     pub model: u32,
     /// The item.
@@ -286,7 +286,11 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
         requests: plan
             .requests
             .iter()
-            .map(|request| Arrival { model: request.model, item: request.item, arrival_ms: request.arrival_ms })
+            .map(|request| CertifiedRequest {
+                model: request.model,
+                item: request.item,
+                arrival_ms: request.arrival_ms,
+            })
             .collect(),
         tasks,
         bound: Some(CertifiedBound { costs, value: best.min(claim.value), proofs }),

@@ -87,7 +87,7 @@ impl Connector {
             let mut exits = Vec::new();
             for _ in 0..4 + random.below(13) {
                 let mut tail = fork;
-                for _ in 0..1 + random.below(3) {
+                for _ in 0..=random.below(3) {
                     if self.next + 1 < self.count {
                         tail = self.push([tail]);
                     }

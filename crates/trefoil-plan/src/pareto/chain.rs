@@ -15,16 +15,13 @@ pub(super) fn chain_order(problem: &Problem) -> Option<Vec<u32>> {
     let serial = order.windows(2).all(|pair| problem.successors(pair[0] as usize).contains(&pair[1]));
     let local = problem.tensors().iter().all(|tensor| {
         let readers = tensor.consumers.iter().map(|&job| place[job as usize]);
-        match tensor.producer {
-            Some(maker) => {
-                let at = place[maker as usize];
-                let goes = tensor.is_output && tensor.to_host_ms.iter().any(|&ms| ms > 0.0);
-                readers.into_iter().all(|reader| reader == at + 1) && (!goes || at + 1 == order.len())
-            }
-            None => {
-                let comes = tensor.transfer_ms[problem.units().len().pow(2)..].iter().any(|&ms| ms > 0.0);
-                !comes || readers.into_iter().all(|reader| reader == 0)
-            }
+        if let Some(maker) = tensor.producer {
+            let at = place[maker as usize];
+            let goes = tensor.is_output && tensor.to_host_ms.iter().any(|&ms| ms > 0.0);
+            readers.into_iter().all(|reader| reader == at + 1) && (!goes || at + 1 == order.len())
+        } else {
+            let comes = tensor.transfer_ms[problem.units().len().pow(2)..].iter().any(|&ms| ms > 0.0);
+            !comes || readers.into_iter().all(|reader| reader == 0)
         }
     });
     let together = problem.requests().iter().all(|request| request.release_ms == 0.0);

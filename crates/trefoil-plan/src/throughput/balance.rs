@@ -77,7 +77,9 @@ impl<'p> Placement<'p> {
     fn put(&mut self, job: usize, to: usize) {
         let units = self.problem.units().len();
         let touched: Vec<usize> = self.reads[job].iter().chain(&self.makes[job]).copied().collect();
-        touched.iter().for_each(|&tensor| self.add_transfers(tensor, -1.0));
+        for &tensor in &touched {
+            self.add_transfers(tensor, -1.0);
+        }
         self.add_work(job, -1.0);
         let from = self.unit[job] as usize;
         for at in 0..self.reads[job].len() {
@@ -87,7 +89,9 @@ impl<'p> Placement<'p> {
         }
         self.unit[job] = to as u32;
         self.add_work(job, 1.0);
-        touched.iter().for_each(|&tensor| self.add_transfers(tensor, 1.0));
+        for &tensor in &touched {
+            self.add_transfers(tensor, 1.0);
+        }
     }
 
     /// The busiest resource, and (to tell equal ones apart) the sum of squares.

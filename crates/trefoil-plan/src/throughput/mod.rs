@@ -83,7 +83,7 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
             }
         }
     }
-    for pieces in balanced(view, best.as_ref())? {
+    for pieces in balanced(view, best.as_ref()) {
         let mut plan = assemble(view, "pipeline", &pieces)?;
         plan.objective = Objective::Throughput;
         plan.claimed = loads(&plan).values().copied().fold(0.0, f64::max);
@@ -101,9 +101,9 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
 }
 
 /// Splits of balanced placements, from the best plan so far and from each operator where it is fastest.
-fn balanced(view: &CostView<'_>, best: Option<&Plan>) -> Result<Vec<Vec<Piece>>, PlanError> {
+fn balanced(view: &CostView<'_>, best: Option<&Plan>) -> Vec<Vec<Piece>> {
     // Without an isolated cost somewhere there is nothing to balance with.
-    let Ok(problem) = Problem::from_view(view) else { return Ok(Vec::new()) };
+    let Ok(problem) = Problem::from_view(view) else { return Vec::new() };
     let mut starts = vec![fastest_unit(&problem).unit];
     starts.extend(best.map(|plan| schedule_of(&problem, plan).unit));
     let runs_there =
@@ -112,7 +112,7 @@ fn balanced(view: &CostView<'_>, best: Option<&Plan>) -> Result<Vec<Vec<Piece>>,
         let unit_of: Vec<usize> = balance::balance(&problem, unit).into_iter().map(|unit| unit as usize).collect();
         cheapest_grouping(view, &unit_of)
     });
-    Ok(splits.filter_map(Result::ok).collect())
+    splits.filter_map(Result::ok).collect()
 }
 
 /// Milliseconds of work of each resource for one item.
