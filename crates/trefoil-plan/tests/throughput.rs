@@ -44,7 +44,7 @@ proptest! {
         let alone = ms.iter().map(|row| row.iter().sum::<f64>()).fold(f64::INFINITY, f64::min);
         prop_assert!(found.model_bound.unwrap() <= best * (1.0 + 1e-9));
         prop_assert!(found.claimed <= alone * (1.0 + 1e-9), "{} and {alone}", found.claimed);
-        prop_assert!(found.claimed <= best * 1.25 + 1e-9, "{} and {best}", found.claimed);
+        prop_assert!(found.claimed <= best * 1.1 + 1e-9, "{} and {best}", found.claimed);
         prop_assert!(found.claimed >= found.model_bound.unwrap() * (1.0 - 1e-9));
     }
 }
@@ -57,6 +57,6 @@ fn streams_are_planned_on_every_shape() {
         let found = plan("auto", &request).unwrap();
         assert_eq!(found.objective, Objective::Throughput);
         assert!(found.claimed < found.simulated_ms, "{shape}: units work on different items");
-        assert!(found.gap.is_some_and(|gap| gap < 1.0), "{shape}: {:?}", found.gap);
+        assert!(found.gap.is_some_and(|gap| gap < 2.6), "{shape}: {:?}", found.gap);
     }
 }

@@ -152,7 +152,6 @@ fn core_counts_are_modes_of_a_unit() {
         .operators(2, &[4.0, 2.9, 2.9, 4.0, 0.0].map(Some))
         .transfers(&[(8, 0.0)]);
     let found = plan("dag", &PlanRequest::new(&builder.profile, &graph)).unwrap();
-    assert!(found.exact, "{found:?}");
     assert!((found.claimed - 11.0).abs() < 1e-9, "{}", found.claimed);
     let unit = |operator: u32| {
         let of = found.segments.iter().find(|segment| segment.operators.iter().any(|id| id.0 == operator)).unwrap();

@@ -100,10 +100,58 @@ impl<'p> Placement<'p> {
     }
 }
 
-/// Improves a placement (one unit for each job).
+/// Steps of annealing per operator, and at most.
+const STEPS: usize = 600;
+const MOST_STEPS: usize = 200_000;
+/// First and last temperature, relative to the score.
+const HOT: f64 = 0.08;
+const COLD: f64 = 0.000_5;
+
+/// Improves a placement (one unit for each job): annealing over single moves, then the best single moves. Equal questions get
+/// equal answers.
 pub(super) fn balance(problem: &Problem, unit: Vec<u32>) -> Vec<u32> {
     let mut placement = Placement::new(problem, unit);
-    let units = problem.units().len();
+    anneal(&mut placement);
+    descend(&mut placement);
+    placement.unit
+}
+
+fn anneal(placement: &mut Placement<'_>) {
+    let (jobs, units) = (placement.unit.len(), placement.problem.units().len());
+    if jobs == 0 || units < 2 {
+        return;
+    }
+    let steps = (STEPS * jobs).min(MOST_STEPS);
+    let mut numbers = crate::testing::Numbers(0x5eed);
+    let mut below = |count: usize| ((numbers.next().unwrap_or(0.0) * count as f64) as usize).min(count - 1);
+    let mut now = placement.score().0;
+    let mut best = (now, placement.unit.clone());
+    for step in 0..steps {
+        let job = below(jobs);
+        let home = placement.unit[job] as usize;
+        let to = (home + 1 + below(units - 1)) % units;
+        let luck = below(1 << 20) as f64 / f64::from(1 << 20);
+        if placement.problem.jobs()[job].ms[to].is_infinite() {
+            continue;
+        }
+        placement.put(job, to);
+        let score = placement.score().0;
+        let heat = HOT * (COLD / HOT).powf(step as f64 / steps as f64);
+        if score <= now || luck < (-(score - now) / (heat * best.0.max(f64::MIN_POSITIVE))).exp() {
+            now = score;
+            if now < best.0 * (1.0 - LEAST_GAIN) {
+                best = (now, placement.unit.clone());
+            }
+        } else {
+            placement.put(job, home);
+        }
+    }
+    // Afresh, so that rounding of many moves does not add up.
+    *placement = Placement::new(placement.problem, best.1);
+}
+
+fn descend(placement: &mut Placement<'_>) {
+    let (problem, units) = (placement.problem, placement.problem.units().len());
     for _ in 0..PASSES {
         let mut moved = false;
         for job in 0..problem.jobs().len() {
@@ -125,5 +173,4 @@ pub(super) fn balance(problem: &Problem, unit: Vec<u32>) -> Vec<u32> {
             break;
         }
     }
-    placement.unit
 }
