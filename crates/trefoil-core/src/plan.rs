@@ -387,3 +387,57 @@ impl Plan {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::tests::from_edges;
+    use crate::{UnitKind, UnitLimits};
+
+    fn unit(address: &str) -> Unit {
+        Unit {
+            address: address.parse().unwrap(),
+            kind: UnitKind::Cpu,
+            resources: BTreeSet::from([Resource::Device(address.to_owned())]),
+            limits: UnitLimits::default(),
+            simulated: false,
+            description: None,
+        }
+    }
+
+    /// Item 0 runs whole on one unit, item 1 whole on another: the same operators in two segments.
+    fn two_items() -> (OperatorGraph, Plan) {
+        let graph = from_edges(3, &[(0, 1), (1, 2)], 16);
+        let mut plan = Plan::whole(&graph, &unit("a:CPU"), 1.0, Vec::new(), Origin::Predicted);
+        let other = Plan::whole(&graph, &unit("b:CPU"), 2.0, Vec::new(), Origin::Predicted);
+        plan.units.extend(other.units);
+        plan.segments.extend(other.segments);
+        plan.tasks.extend(other.tasks.into_iter().map(|task| Task {
+            work: Work::Segment { segment: SegmentId(1) },
+            item: 1,
+            ..task
+        }));
+        (graph, plan)
+    }
+
+    #[test]
+    fn items_may_split_a_model_differently_but_run_no_operator_twice() {
+        let (graph, mut plan) = two_items();
+        plan.check(&[&graph]).unwrap();
+        plan.tasks[1].item = 0;
+        let error = plan.check(&[&graph]).unwrap_err().to_string();
+        assert!(error.contains("covers operator 0 twice"), "{error}");
+        plan.tasks.truncate(1);
+        assert!(plan.check(&[&graph]).is_err(), "a segment that nothing executes covers operators again");
+    }
+
+    #[test]
+    fn requests_survive_json_and_are_absent_when_there_is_one() {
+        let (_, mut plan) = two_items();
+        assert!(!serde_json::to_string(&plan).unwrap().contains("requests"));
+        let request = PlannedRequest { model: 0, item: 1, arrival_ms: 0.5, deadline_ms: Some(3.0), weight: 2.0 };
+        plan.requests.push(request);
+        let again: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
+        assert_eq!(again, plan);
+    }
+}

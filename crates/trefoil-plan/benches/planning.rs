@@ -3,11 +3,12 @@
 
 use trefoil_core::OperatorClass;
 use trefoil_core::OperatorGraph;
+use trefoil_plan::dag::solve;
 use trefoil_plan::stream::{StreamProblem, StreamUnit, VideoRates, plan_stream};
 use trefoil_plan::testing::{Numbers, ProfileBuilder, graph};
 use trefoil_plan::{
-    AlignedCosts, PairCosts, PairOperators, PairRules, PlanRequest, aligned_dp, joint_dp, joint_units_dp, plan,
-    sequential_dp,
+    AlignedCosts, Budget, PairCosts, PairOperators, PairRules, PlanOptions, PlanRequest, Problem, aligned_dp, joint_dp,
+    joint_units_dp, model_bound, plan, sequential_dp,
 };
 
 fn main() {
@@ -135,4 +136,37 @@ fn stream(units: usize, revisits: bool, most_handoffs: Option<u32>) -> StreamPro
     problem.most_handoffs = most_handoffs;
     problem.revisits = revisits;
     problem
+}
+
+/// The scheduling problem of the same network, with slowdown while units overlap.
+fn scheduled(operators: u32) -> Problem {
+    let (graph, mut builder) = model(operators);
+    for slowed in 0..3 {
+        for other in (0..3).filter(|&other| other != slowed) {
+            builder = builder.slowdown(slowed, other, 1.09);
+        }
+    }
+    Problem::from_request(&PlanRequest::new(&builder.profile, &graph)).expect("a sound profile")
+}
+
+/// Steps of one second on the machine that the default budget was set on; the makespan is what matters.
+#[divan::bench(args = [600, 5_000], sample_count = 3)]
+fn dag(bencher: divan::Bencher<'_, '_>, operators: u32) {
+    let problem = scheduled(operators);
+    bencher.bench_local(|| solve(&problem, &[], &PlanOptions::default()).map(|found| found.evaluation.makespan_ms));
+}
+
+/// One evaluation of a schedule by the simulator's engine.
+#[divan::bench(args = [600, 5_000])]
+fn evaluate(bencher: divan::Bencher<'_, '_>, operators: u32) {
+    let problem = scheduled(operators);
+    let found = solve(&problem, &[], &PlanOptions { budget: Budget::Steps(0), ..PlanOptions::default() });
+    let schedule = found.expect("a schedule").schedule;
+    bencher.bench_local(|| problem.evaluate(&schedule).map(|found| found.makespan_ms));
+}
+
+#[divan::bench(args = [600, 5_000])]
+fn bound(bencher: divan::Bencher<'_, '_>, operators: u32) {
+    let problem = scheduled(operators);
+    bencher.bench_local(|| model_bound(&problem).value);
 }

@@ -11,7 +11,7 @@ use trefoil_plan::{
 };
 
 fn named(mut graph: OperatorGraph, name: &str, seed: u64) -> OperatorGraph {
-    graph.model = name.to_owned();
+    name.clone_into(&mut graph.model);
     graph.fingerprint = format!("{seed:032x}");
     for (at, operator) in graph.operators.iter_mut().enumerate() {
         operator.signature.0 = format!("{seed:016x}{at:016x}");

@@ -366,6 +366,104 @@ fn minimum_cuts_are_the_least_sums() {
     }
 }
 
+/// Two units that each hold half of the weights, of which one would run everything faster.
+#[test]
+fn memory_limits_are_obeyed() {
+    let mut graph = graph(&[1; 6], &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]);
+    graph.operators.iter_mut().for_each(|operator| operator.weight_bytes = 100);
+    let mut builder = ProfileBuilder::new(&graph)
+        .cpus(2)
+        .transfers(&[(0, 0.1)])
+        .operators(0, &[Some(1.0); 6])
+        .operators(1, &[Some(3.0); 6]);
+    builder.profile.units[0].limits.memory_bytes = Some(300);
+    let request = PlanRequest::new(&builder.profile, &graph);
+    let problem = Problem::from_request(&request).unwrap();
+    let found = solve(&problem, &[], &options(100_000)).unwrap();
+    let held = |unit: u32| found.schedule.unit.iter().filter(|&&here| here == unit).count();
+    assert!(found.exact && found.evaluation.score.excess_bytes == 0.0 && held(0) == 3, "{found:?}");
+    assert!(close(found.evaluation.makespan_ms, 3.0 + 9.0 + 0.1), "{}", found.evaluation.makespan_ms);
+}
+
+#[test]
+fn malformed_problems_name_the_operator() {
+    let instance = Instance::random(
+        Shape {
+            jobs: 3,
+            units: 2,
+            edges: 1.0,
+            transfers: 1.0,
+            slowdown: false,
+            speedup: false,
+            shared: false,
+            requests: 1,
+        },
+        &mut Dice(1),
+    );
+    let sound = instance.problem();
+    let again = |jobs: Vec<trefoil_plan::problem::Job>, tensors: Vec<trefoil_plan::problem::ProblemTensor>| {
+        let error = Problem::new(
+            sound.units().to_vec(),
+            sound.resources().to_vec(),
+            jobs,
+            tensors,
+            sound.requests().to_vec(),
+            sound.factors().clone(),
+            None,
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(!error.contains('\n'), "{error}");
+        error
+    };
+    let jobs = |change: &dyn Fn(&mut trefoil_plan::problem::Job)| {
+        let mut jobs = sound.jobs().to_vec();
+        change(&mut jobs[1]);
+        again(jobs, sound.tensors().to_vec())
+    };
+    for error in [
+        jobs(&|job| job.ms[0] = f64::NAN),
+        jobs(&|job| job.ms[1] = -1.0),
+        jobs(&|job| job.ms.fill(f64::INFINITY)),
+        jobs(&|job| job.request = 7),
+        jobs(&|job| job.ms.truncate(1)),
+    ] {
+        assert!(error.contains("operator `op1`"), "{error}");
+    }
+    let tensors = |change: &dyn Fn(&mut trefoil_plan::problem::ProblemTensor)| {
+        let mut tensors = sound.tensors().to_vec();
+        change(&mut tensors[2]);
+        again(sound.jobs().to_vec(), tensors)
+    };
+    assert!(tensors(&|tensor| tensor.transfer_ms[1] = f64::NAN).contains("made by operator `op2`"));
+    assert!(tensors(&|tensor| tensor.consumers = vec![0]).contains("waits for jobs that wait for it"));
+    assert!(tensors(&|tensor| tensor.consumers = vec![9]).contains("op2"));
+}
+
+#[test]
+fn broken_schedules_are_refused() {
+    let mut dice = Dice(40);
+    let mut shape = shape(1, &mut dice, 6);
+    shape.transfers = 1.0;
+    let instance = Instance::random(shape, &mut dice);
+    let problem = instance.problem();
+    let (unit, tasks, order) = random_schedule(&instance, &mut dice);
+    let sound = Instance::schedule(&unit, &tasks, &order);
+    problem.evaluate(&sound).unwrap();
+    let refuse = |change: &dyn Fn(&mut trefoil_plan::Schedule)| {
+        let mut broken = sound.clone();
+        change(&mut broken);
+        let error = problem.evaluate(&broken).unwrap_err().to_string();
+        assert!(!error.contains('\n') && error.starts_with("the plan cannot run"), "{error}");
+    };
+    refuse(&|schedule| schedule.order.truncate(2));
+    refuse(&|schedule| schedule.order.reverse());
+    refuse(&|schedule| schedule.order.push(schedule.order[0]));
+    refuse(&|schedule| schedule.unit[0] = 9);
+    refuse(&|schedule| schedule.after.push((5, 0)));
+    refuse(&|schedule| schedule.after.push((0, 77)));
+}
+
 #[test]
 fn budgets_of_nothing_still_give_a_schedule() {
     let mut dice = Dice(2);

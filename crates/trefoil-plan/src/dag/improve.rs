@@ -20,19 +20,23 @@ const WINDOW_EVALUATIONS: u64 = 14;
 const IDLE_PASSES: u32 = 8;
 
 impl Search<'_> {
-    /// Improves the best list schedule until the meter is used up or it has had enough.
+    /// Improves the best schedule until the meter is used up or it has had enough.
     pub(super) fn improve(&mut self, meter: &mut Meter, random: &mut Random) -> Result<(), PlanError> {
-        if self.problem.jobs().len() > WINDOW_JOBS && self.problem.goal() == Goal::Makespan {
+        let (jobs, windows) = (self.problem.jobs().len(), self.problem.goal() == Goal::Makespan);
+        if jobs > WINDOW_JOBS && windows {
             self.pass_windows(meter, random)?;
+            return self.anneal_whole(meter, random, 1.0);
         }
-        self.anneal_whole(meter, random)
+        let windows = windows && jobs > WINDOW_SIZES[0];
+        self.anneal_whole(meter, random, if windows { 0.75 } else { 1.0 })?;
+        if windows { self.pass_windows(meter, random) } else { Ok(()) }
     }
 
-    fn anneal_whole(&mut self, meter: &mut Meter, random: &mut Random) -> Result<(), PlanError> {
+    fn anneal_whole(&mut self, meter: &mut Meter, random: &mut Random, until: f64) -> Result<(), PlanError> {
         let jobs = self.problem.jobs().len() as u64;
         for run in 0..RUNS {
             let Some((choice, score)) = self.choice.clone() else { return Ok(()) };
-            if meter.is_used_up() || self.is_optimal() {
+            if meter.used() >= until || self.is_optimal() {
                 return Ok(());
             }
             let used = meter.used();
@@ -41,7 +45,7 @@ impl Search<'_> {
                 evaluations: (EVALUATIONS_PER_JOB * jobs).max(LEAST_EVALUATIONS),
                 hot: score.value.max(1e-300) * heat,
                 cold: score.value.max(1e-300) * heat * 1e-3,
-                until: used + (1.0 - used) / f64::from(RUNS - run),
+                until: used + (until - used) / f64::from(RUNS - run),
                 bound: self.bound,
             };
             let (choice, _) = anneal(&mut self.decoder, self.problem, choice, cooling, meter, random);
@@ -66,7 +70,7 @@ impl Search<'_> {
             let evaluation = self.problem.evaluate(&schedule)?;
             let Some(timed) = Timed::new(self.problem, schedule, evaluation) else { break };
             meter.spend(2 * timed.schedule.order.len() as u64);
-            let times = Times::of(self.problem, &timed);
+            let moments = Times::of(self.problem, &timed);
             let size = WINDOW_SIZES[pass % WINDOW_SIZES.len()];
             let mut changes: Vec<Change> = Vec::new();
             // Every other window: neighbours would each count on the other's edge.
@@ -75,7 +79,7 @@ impl Search<'_> {
                 changes.extend(self.improve_window(&timed, first, size, effort, meter, random));
                 first += 2 * size;
             }
-            self.apply(times, &changes, units, meter, 3)?;
+            self.apply(moments, &changes, units, meter, 3)?;
             let gained = self.best.as_ref().is_some_and(|(_, best)| best.score.is_better(&before));
             idle = if gained { 0 } else { idle + 1 };
             if !gained {
@@ -140,16 +144,16 @@ impl Search<'_> {
         if changes.is_empty() {
             return Ok(times);
         }
-        let mut changed = times.clone();
+        let mut whole = times.clone();
         for change in changes {
-            change.window.carry(&mut changed, units, &change.choice, &change.order, &change.starts);
+            change.window.carry(&mut whole, units, &change.choice, &change.order, &change.starts);
         }
-        let schedule = changed.schedule(self.problem);
+        let schedule = whole.schedule(self.problem);
         let evaluation = self.problem.evaluate(&schedule)?;
         meter.spend(2 * schedule.order.len() as u64);
         if self.best.as_ref().is_none_or(|(_, best)| evaluation.score.is_better(&best.score)) {
             self.best = Some((schedule, evaluation));
-            return Ok(changed);
+            return Ok(whole);
         }
         if depth > 0 && changes.len() > 1 {
             let (first, second) = changes.split_at(changes.len() / 2);

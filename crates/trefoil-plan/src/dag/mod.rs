@@ -177,9 +177,9 @@ impl Search<'_> {
         if problem.jobs().len() > 2 {
             penalties.push(construct::optimistic_rest(problem));
             penalties.extend([1.0, 3.0].map(|scale| construct::regret(problem, &weights, scale * units as f64)));
-            let priced = construct::regret(problem, &weights, 1.0);
+            let regrets = construct::regret(problem, &weights, 1.0);
             let least = |row: &[f64]| construct::least_index(row.iter().copied());
-            self.try_choice(construct::by_rank(problem, priced.chunks_exact(units).map(least).collect()))?;
+            self.try_choice(construct::by_rank(problem, regrets.chunks_exact(units).map(least).collect()))?;
         }
         for guess in [Guess::Mean, Guess::Least] {
             for penalty in &penalties {

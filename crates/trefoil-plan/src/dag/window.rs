@@ -102,16 +102,16 @@ impl Times {
 
     pub fn of(problem: &Problem, timed: &Timed) -> Self {
         let units = problem.units().len();
-        let mut times = Self {
+        let mut moments = Self {
             unit: timed.schedule.unit.clone(),
             job: vec![0.0; timed.jobs.len()],
             transfer: vec![f64::NAN; problem.tensors().len() * units],
             handover: vec![f64::NAN; problem.tensors().len()],
         };
         for (&step, &(start, _)) in timed.schedule.order.iter().zip(&timed.evaluation.spans) {
-            times.set(step, units, start);
+            moments.set(step, units, start);
         }
-        times
+        moments
     }
 
     fn set(&mut self, step: Step, units: usize, start: f64) {
@@ -254,9 +254,10 @@ pub(crate) fn window(problem: &Problem, timed: &Timed, first: usize, count: usiz
     let mut brought: Vec<(u32, u32)> = Vec::new();
     let (begin, limit) = {
         let positions = jobs.iter().map(|&job| timed.at[job as usize] as usize);
-        let (least, most) = positions.fold((usize::MAX, 0), |(least, most), at| (least.min(at), most.max(at)));
+        let (lowest, highest) =
+            positions.fold((usize::MAX, 0), |(lowest, highest), at| (lowest.min(at), highest.max(at)));
         // Steps far away in the order are far away in time: only their nearest on each resource matters.
-        (least.saturating_sub(NEAR), (most + NEAR).min(order.len()))
+        (lowest.saturating_sub(NEAR), (highest + NEAR).min(order.len()))
     };
     let mut ends_of_window: Vec<(usize, f64)> = Vec::new();
     let mut errands: Vec<usize> = Vec::new();

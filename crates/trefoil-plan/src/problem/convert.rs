@@ -254,7 +254,9 @@ impl Writer<'_, '_, '_> {
         for (task, piece) in pieces.iter().enumerate() {
             match piece {
                 Piece::Jobs(jobs) => {
-                    jobs.iter().for_each(|&job| task_of[at_step[&Step::Job(job)] as usize] = task as u32)
+                    for &job in jobs {
+                        task_of[at_step[&Step::Job(job)] as usize] = task as u32;
+                    }
                 }
                 Piece::Other(step) => task_of[at_step[step] as usize] = task as u32,
             }
