@@ -47,7 +47,6 @@ fn the_papers_contradictions_are_found() {
         "f5_49_ht_rate",   // 860.5 s a video is 4.2 an hour, the figure says 3.9
         "ht_ratio",        // 0.94 is a ratio of times, not a gain
         "ht_49",           // 105 ms a block lost makes it slower, not faster
-        "ht_handoffs",     // adapters counted where there are none
         "worst_49",        // two balanced stages take two periods
         "f7_worst",
         "npu_corun_vae", // outside the drift that 6.5.1 states

@@ -111,7 +111,7 @@ fn joint_units_core(bencher: divan::Bencher<'_, '_>, (n, m): (usize, usize)) {
 }
 
 /// HeteroVDiff's 180 blocks and decoder over 2 to 4 units, each once.
-#[divan::bench(args = [2, 3, 4])]
+#[divan::bench(args = [2, 3, 4], sample_count = 10)]
 fn stream_stages(bencher: divan::Bencher<'_, '_>, units: usize) {
     let problem = stream(units, false, None);
     bencher.bench_local(|| plan_stream(divan::black_box(&problem)).map(|plan| plan.period));

@@ -159,12 +159,14 @@ proptest! {
             problem.deadline = None;
         }
         let mut best = f64::INFINITY;
+        let mut all = Vec::new();
         for code in 0..k.pow(n as u32) {
             let placement: Vec<usize> = (0..n).map(|at| code / k.pow(at as u32) % k).collect();
             if let Some((period, latency)) = price(&problem, &placement)
                 && problem.deadline.is_none_or(|deadline| latency <= deadline)
             {
                 best = best.min(period);
+                all.push((period, placement.windows(2).filter(|pair| pair[0] != pair[1]).count(), latency));
             }
         }
         match plan_stream(&problem) {
@@ -178,6 +180,12 @@ proptest! {
                 prop_assert!(plan.latency >= total - 1e-9, "stages of an item do not overlap");
                 if !problem.revisits && !shares(&problem) {
                     prop_assert!((plan.latency - total).abs() <= 1e-9 * (1.0 + total));
+                    // Among the shortest periods the fewest handoffs, then the shortest latency.
+                    all.retain(|(period, ..)| *period <= best + 1e-9 * (1.0 + best));
+                    let fewest = all.iter().map(|(_, handoffs, _)| *handoffs).min().unwrap();
+                    prop_assert_eq!(plan.stages.len() - 1, fewest);
+                    let least = all.iter().filter(|entry| entry.1 == fewest).map(|entry| entry.2).fold(f64::INFINITY, f64::min);
+                    prop_assert!(plan.latency <= least + 1e-9 * (1.0 + least), "{} instead of {least}", plan.latency);
                 }
                 check_cycle(&problem, &plan)?;
             }

@@ -429,8 +429,8 @@ fn pi05() -> OperatorGraph {
     let mut x = net.op("Concat", &[vision, text], &[1, 288, 2048], 0, 0);
     let mut cache = Vec::with_capacity(LAYERS);
     for _ in 0..LAYERS {
-        let (next, k, v) = gemma_layer(&mut net, x, 16_384, None, None);
-        x = next;
+        let (result, k, v) = gemma_layer(&mut net, x, 16_384, None, None);
+        x = result;
         cache.push((k, v));
     }
     let mut actions = noise;

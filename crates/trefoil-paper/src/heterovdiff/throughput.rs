@@ -135,7 +135,7 @@ fn hetero_tensor(numbers: &PublishedNumbers) -> Result<Section, PaperError> {
     section.compare(
         numbers,
         "ht_handoffs",
-        Follows,
+        Models,
         ours,
         "10 GEMMs a block, and 16 adapter GEMMs in the 90 detail-expert executions only",
     )?;
@@ -146,7 +146,7 @@ fn hetero_tensor(numbers: &PublishedNumbers) -> Result<Section, PaperError> {
         f64::from(BLOCK_GEMMS * BLOCKS),
         "10 GEMMs a block, an exchange after each",
     );
-    section.note("26 a block is 10 + 16: the factor GEMMs counted in the semantic expert's steps too, which have none");
+    section.note("26 a block equals 10 + 16, which would count the factor GEMMs in the semantic expert's steps too, which have none; the paper does not say what it counts");
     Ok(section)
 }
 

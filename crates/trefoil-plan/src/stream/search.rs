@@ -12,8 +12,8 @@ const MOST_NODES: u64 = 20_000_000;
 
 /// The plan with the shortest period; among those the fewest stages, then the shortest latency.
 ///
-/// Without revisits this is exact for any deadline: O(n²·2ᵏ·k²) steps for n blocks and k units, times the number of undominated
-/// (period, latency) pairs. With revisits a branch and bound over cuts follows, exact unless it passes its node limit (then
+/// Without revisits this is exact for any deadline: O(n²·2ᵏ·k²) steps for n blocks and k units, some twenty times that where a
+/// deadline binds. With revisits a branch and bound over cuts follows, exact unless it passes its node limit (then
 /// `exact` is false); it is meant for a few handoffs.
 ///
 /// # Errors
@@ -160,88 +160,27 @@ impl<'a> Model<'a> {
             .collect()
     }
 
-    /// `f(i, S, u)`: undominated (bottleneck, latency) of blocks `[0, i)` on the units S, each once, u last.
+    /// Each unit at most once: the least period, then the fewest stages, then the least latency that keeps the deadline.
+    ///
+    /// The least period alone is a bottleneck recurrence. With it as a limit on every stage, the least latency is a shortest
+    /// path; where that misses the deadline the limit rises to the least stage time that meets it (latency falls as the limit
+    /// rises), found by bisection over all stage times.
     fn without_revisits(&self) -> Option<Found> {
-        #[derive(Clone, Copy)]
-        struct Label {
-            period: f64,
-            latency: f64,
-            /// (block, set, unit, label) before the last stage; `None` for the first.
-            parent: Option<(usize, usize, usize, usize)>,
-        }
-        let (k, n) = (self.units, self.count);
-        let fits: Vec<Vec<usize>> = (0..k).map(|unit| self.fits_until(unit)).collect();
+        let fits: Vec<Vec<usize>> = (0..self.units).map(|unit| self.fits_until(unit)).collect();
         let deadline = self.problem.deadline.unwrap_or(f64::INFINITY);
-        let mut table: Vec<Vec<Label>> = vec![Vec::new(); (n + 1) << k << 3];
-        let index = |i: usize, set: usize, unit: usize| (i << k << 3) | (set << 3) | unit;
-        for end in 1..=n {
-            for set in 1usize..1 << k {
-                if set.count_ones() as usize > self.most_handoffs + 1 {
-                    continue;
-                }
-                for unit in (0..k).filter(|unit| set >> unit & 1 == 1) {
-                    let rest = set & !(1 << unit);
-                    if (0..k).any(|other| rest >> other & 1 == 1 && self.resource[other] == self.resource[unit]) {
-                        continue;
-                    }
-                    let mut labels: Vec<Label> = Vec::new();
-                    let mut offer = |label: Label| {
-                        let covers = |a: &Label, b: &Label| a.period <= b.period && a.latency <= b.latency;
-                        if label.latency <= deadline && !labels.iter().any(|known| covers(known, &label)) {
-                            labels.retain(|known| !covers(&label, known));
-                            labels.push(label);
-                        }
-                    };
-                    if rest == 0 {
-                        let time = self.cost(unit, 0, end);
-                        if time < f64::INFINITY && fits[unit][0] >= end {
-                            offer(Label { period: time, latency: time, parent: None });
-                        }
-                    } else {
-                        for first in (1..end).rev() {
-                            let work = self.cost(unit, first, end);
-                            if work == f64::INFINITY {
-                                break;
-                            }
-                            if fits[unit][first] < end {
-                                continue;
-                            }
-                            for from in (0..k).filter(|from| rest >> from & 1 == 1) {
-                                let time = work + self.handoff(first, from, unit);
-                                for (at, label) in table[index(first, rest, from)].iter().enumerate() {
-                                    offer(Label {
-                                        period: label.period.max(time),
-                                        latency: label.latency + time,
-                                        parent: Some((first, rest, from, at)),
-                                    });
-                                }
-                            }
-                        }
-                    }
-                    table[index(end, set, unit)] = labels;
-                }
-            }
-        }
-        let mut best: Option<Found> = None;
-        for set in 1usize..1 << k {
-            for unit in 0..k {
-                for at in 0..table[index(n, set, unit)].len() {
-                    let label = table[index(n, set, unit)][at];
-                    let mut stages = Vec::new();
-                    let mut walk = Some((n, set, unit, at));
-                    while let Some((end, set, unit, at)) = walk {
-                        walk = table[index(end, set, unit)][at].parent;
-                        stages.push((unit, walk.map_or(0, |(first, ..)| first), end));
-                    }
-                    stages.reverse();
-                    let found = Found { stages, period: label.period, latency: label.latency };
-                    if better(&found, best.as_ref()) {
-                        best = Some(found);
-                    }
-                }
-            }
-        }
-        best
+        let stages = Stages { model: self, fits: &fits };
+        let least = stages.solve(f64::INFINITY, f64::max).best(f64::INFINITY, false)?.value;
+        let within = |limit: f64| stages.solve(limit, |sum, time| sum + time).best(deadline, true);
+        let found = within(least).or_else(|| {
+            let mut limits = stages.times();
+            limits.retain(|&time| time > least);
+            limits.sort_unstable_by(f64::total_cmp);
+            limits.dedup();
+            let enough = limits.partition_point(|&limit| within(limit).is_none());
+            within(*limits.get(enough)?)
+        })?;
+        let period = self.times(&found.stages).into_iter().fold(0.0, f64::max);
+        Some(Found { stages: found.stages, period, latency: found.value })
     }
 
     /// Stage times, period and a cyclic schedule.
@@ -305,6 +244,135 @@ impl<'a> Model<'a> {
         let limited = self.problem.units.iter().filter_map(|unit| Some((&unit.name, unit.memory_bytes?)));
         limits.extend(limited.map(|(name, bytes)| format!("{bytes} bytes on {name}")));
         PlanError::Stream { reason: format!("no division of the blocks fits {}; relax one", limits.join(", ")) }
+    }
+}
+
+/// The recurrence over (block, set of used units, last unit).
+struct Stages<'m, 'a> {
+    model: &'m Model<'a>,
+    /// `[unit][first]`: the largest end whose weights fit.
+    fits: &'m [Vec<usize>],
+}
+
+/// Values of all states, and the state that each came from.
+struct Solved {
+    count: usize,
+    units: usize,
+    value: Vec<f64>,
+    /// First block of the last stage and the unit before it.
+    parent: Vec<(u32, u8)>,
+}
+
+/// A path through the states.
+struct Path {
+    value: f64,
+    stages: Vec<(usize, usize, usize)>,
+}
+
+impl Stages<'_, '_> {
+    /// `f(end, S, u) = min over first, v of join(f(first, S − u, v), time of the stage)` over stages within `limit`.
+    fn solve(&self, limit: f64, join: impl Fn(f64, f64) -> f64) -> Solved {
+        let Model { units: k, count: n, .. } = *self.model;
+        // Sums in another order than the limit's differ by rounding.
+        let limit = limit * (1.0 + 1e-12);
+        let states = ((n + 1) * k) << k;
+        let mut solved =
+            Solved { count: n, units: k, value: vec![f64::INFINITY; states], parent: vec![(0, 0); states] };
+        for end in 1..=n {
+            for set in (1usize..1 << k).filter(|set| set.count_ones() as usize <= self.model.most_handoffs + 1) {
+                for unit in (0..k).filter(|unit| set >> unit & 1 == 1) {
+                    let rest = set & !(1 << unit);
+                    let shares = |other: usize| self.model.resource[other] == self.model.resource[unit];
+                    if (0..k).any(|other| rest >> other & 1 == 1 && shares(other)) {
+                        continue;
+                    }
+                    let (mut best, mut parent) = (f64::INFINITY, (0, 0));
+                    if rest == 0 {
+                        let time = self.model.cost(unit, 0, end);
+                        if time <= limit && time < f64::INFINITY && self.fits[unit][0] >= end {
+                            best = time;
+                        }
+                    } else {
+                        for first in (1..end).rev() {
+                            let work = self.model.cost(unit, first, end);
+                            // Longer stages only cost more and hold more.
+                            if work > limit || work == f64::INFINITY || self.fits[unit][first] < end {
+                                break;
+                            }
+                            for from in (0..k).filter(|from| rest >> from & 1 == 1) {
+                                let before = solved.value[solved.at(first, rest, from)];
+                                let time = work + self.model.handoff(first, from, unit);
+                                let value = join(before, time);
+                                if time <= limit && value < best {
+                                    (best, parent) = (value, (first as u32, from as u8));
+                                }
+                            }
+                        }
+                    }
+                    let at = solved.at(end, set, unit);
+                    (solved.value[at], solved.parent[at]) = (best, parent);
+                }
+            }
+        }
+        solved
+    }
+
+    /// Times of all possible stages.
+    fn times(&self) -> Vec<f64> {
+        let Model { units: k, count: n, .. } = *self.model;
+        let mut times = Vec::new();
+        for unit in 0..k {
+            for first in 0..n {
+                for end in first + 1..=self.fits[unit][first] {
+                    let work = self.model.cost(unit, first, end);
+                    if work == f64::INFINITY {
+                        break;
+                    }
+                    if first == 0 {
+                        times.push(work);
+                        continue;
+                    }
+                    let others = (0..k).filter(|&from| from != unit);
+                    times.extend(others.map(|from| work + self.model.handoff(first, from, unit)));
+                }
+            }
+        }
+        times
+    }
+}
+
+impl Solved {
+    fn at(&self, block: usize, set: usize, unit: usize) -> usize {
+        ((block << self.units) + set) * self.units + unit
+    }
+
+    /// The path with the least value, with the fewest stages before that if `fewest`, among those with a value of at most `most`.
+    fn best(&self, most: f64, fewest: bool) -> Option<Path> {
+        let mut best: Option<(f64, usize, usize)> = None;
+        for set in 1usize..1 << self.units {
+            for unit in 0..self.units {
+                let value = self.value[self.at(self.count, set, unit)];
+                if value == f64::INFINITY || value > most {
+                    continue;
+                }
+                let better = best.is_none_or(|(least, chosen, _)| {
+                    let order = set.count_ones().cmp(&chosen.count_ones());
+                    if fewest { order.is_lt() || order.is_eq() && value < least } else { value < least }
+                });
+                if better {
+                    best = Some((value, set, unit));
+                }
+            }
+        }
+        let (value, mut set, mut unit) = best?;
+        let (mut end, mut stages) = (self.count, Vec::new());
+        while end > 0 {
+            let (first, from) = self.parent[self.at(end, set, unit)];
+            stages.push((unit, first as usize, end));
+            (end, set, unit) = (first as usize, set & !(1 << unit), usize::from(from));
+        }
+        stages.reverse();
+        Some(Path { value, stages })
     }
 }
 
