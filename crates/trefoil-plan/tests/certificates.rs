@@ -2,10 +2,19 @@
 
 use serde_json::{Value, json};
 use trefoil_check::{CheckError, check};
-use trefoil_core::{Objective, Profile, UnitKind};
+use trefoil_core::{Objective, Plan, Profile, UnitKind};
 use trefoil_plan::generate::{GraphSpec, Shape, instance};
 use trefoil_plan::testing::{ProfileBuilder, chain, graph};
-use trefoil_plan::{METHODS, Pin, PlanOptions, PlanRequest, certificate, plan, plan_several};
+use trefoil_plan::{Budget, METHODS, Pin, PlanError, PlanOptions, PlanRequest, certificate, plan_several, plan_with};
+
+/// A short search: what is checked is not how good plans are.
+fn quick() -> PlanOptions {
+    PlanOptions { budget: Budget::Steps(30_000), ..PlanOptions::default() }
+}
+
+fn plan(method: &str, request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
+    plan_with(method, request, &quick())
+}
 
 fn value(profile: &Profile) -> Value {
     serde_json::to_value(profile).unwrap()
@@ -63,7 +72,7 @@ fn streams_and_several_models_are_verified() {
     let requests = [PlanRequest::new(&made.profile, &made.graph), PlanRequest::new(&second, &other.graph)];
     let profiles = [value(&made.profile), value(&second)];
     for method in ["concurrent", "joint", "joint-units"] {
-        let plan = plan_several(method, &requests, &PlanOptions::default()).unwrap();
+        let plan = plan_several(method, &requests, &quick()).unwrap();
         let paper = serde_json::to_value(certificate(&requests, &plan).unwrap()).unwrap();
         let verdict = check(&paper, &profiles).unwrap_or_else(|error| panic!("{method}: {error}"));
         assert!(verdict.bound.is_some_and(|bound| bound > 0.0), "{method}: {verdict:?}");
