@@ -125,6 +125,22 @@ pub struct PlannedModel {
     pub operators: u32,
 }
 
+/// One request of a plan that serves several: an item of a model, when it arrives and what is asked of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlannedRequest {
+    /// Index of the model in [`Plan::models`].
+    pub model: u32,
+    /// The item, as in [`Task::item`].
+    pub item: u32,
+    /// No task of the item starts before, in milliseconds of the plan's clock.
+    pub arrival_ms: f64,
+    /// When the item should be complete, in milliseconds of the plan's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<f64>,
+    /// Its weight beside the other requests.
+    pub weight: f64,
+}
+
 /// A plan. Serialised as the plan file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -138,6 +154,9 @@ pub struct Plan {
     pub objective: Objective,
     /// Models.
     pub models: Vec<PlannedModel>,
+    /// Requests with their arrivals; empty when there is one request, which is there from the start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<PlannedRequest>,
     /// Units used, with their resources.
     pub units: Vec<Unit>,
     /// Segments.
@@ -197,6 +216,7 @@ impl Plan {
                 granularity: graph.granularity,
                 operators: graph.len() as u32,
             }],
+            requests: Vec::new(),
             units: vec![unit.clone()],
             segments: vec![Segment {
                 model: 0,
@@ -255,7 +275,8 @@ impl Plan {
     }
 
     /// Checks the plan against the graphs it is for (in the order of [`Plan::models`]): version, fingerprints, every
-    /// operator covered exactly once, segments convex with the right boundary, task order sane.
+    /// operator covered, and by one segment only or by segments of which no item and iteration executes two, segments
+    /// convex with the right boundary, task order sane.
     ///
     /// # Errors
     /// [`CoreError::Version`], [`CoreError::WrongModel`] or [`CoreError::Graph`] with what is wrong.
@@ -293,14 +314,22 @@ impl Plan {
         }
         for (model, graph) in graphs.iter().enumerate() {
             let fail = |reason: String| Err(CoreError::Graph { model: graph.model.clone(), reason });
-            let mut covered = vec![false; graph.len()];
+            // Segments that cover an operator: items and iterations may split a model differently.
+            let mut covered: Vec<Vec<usize>> = vec![Vec::new(); graph.len()];
+            let mut apart = BTreeMap::new();
             for (index, segment) in self.segments.iter().enumerate().filter(|(_, s)| s.model as usize == model) {
                 let set: BTreeSet<_> = segment.operators.iter().copied().collect();
                 for &id in &set {
                     match covered.get_mut(id.index()) {
                         None => return fail(format!("plan segment {index} names operator {id}, which does not exist")),
-                        Some(seen) if *seen => return fail(format!("plan covers operator {id} twice")),
-                        Some(seen) => *seen = true,
+                        Some(others) => {
+                            let mut apart =
+                                |other| *apart.entry((other, index)).or_insert_with(|| self.run_apart(other, index));
+                            if !others.iter().all(|&other| apart(other)) {
+                                return fail(format!("plan covers operator {id} twice"));
+                            }
+                            others.push(index);
+                        }
                     }
                 }
                 if !graph.is_convex(&set) {
@@ -311,7 +340,7 @@ impl Plan {
                     return fail(format!("plan segment {index} on {} states a wrong boundary", segment.unit));
                 }
             }
-            if let Some(missing) = covered.iter().position(|seen| !seen) {
+            if let Some(missing) = covered.iter().position(Vec::is_empty) {
                 return fail(format!("plan leaves out operator {missing} `{}`", graph.operators[missing].name));
             }
         }
@@ -332,6 +361,16 @@ impl Plan {
         Ok(())
     }
 
+    /// Whether both segments are executed and no item and iteration executes both.
+    fn run_apart(&self, first: usize, second: usize) -> bool {
+        let runs = |segment: usize| -> BTreeSet<(u32, u32)> {
+            let executes = |task: &&Task| task.work == Work::Segment { segment: SegmentId(segment as u32) };
+            self.tasks.iter().filter(executes).map(|task| (task.item, task.iteration)).collect()
+        };
+        let (first, second) = (runs(first), runs(second));
+        !first.is_empty() && !second.is_empty() && first.is_disjoint(&second)
+    }
+
     /// Checks that every measurement the plan cites is in the profile.
     ///
     /// # Errors
@@ -346,5 +385,59 @@ impl Plan {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::tests::from_edges;
+    use crate::{UnitKind, UnitLimits};
+
+    fn unit(address: &str) -> Unit {
+        Unit {
+            address: address.parse().unwrap(),
+            kind: UnitKind::Cpu,
+            resources: BTreeSet::from([Resource::Device(address.to_owned())]),
+            limits: UnitLimits::default(),
+            simulated: false,
+            description: None,
+        }
+    }
+
+    /// Item 0 runs whole on one unit, item 1 whole on another: the same operators in two segments.
+    fn two_items() -> (OperatorGraph, Plan) {
+        let graph = from_edges(3, &[(0, 1), (1, 2)], 16);
+        let mut plan = Plan::whole(&graph, &unit("a:CPU"), 1.0, Vec::new(), Origin::Predicted);
+        let other = Plan::whole(&graph, &unit("b:CPU"), 2.0, Vec::new(), Origin::Predicted);
+        plan.units.extend(other.units);
+        plan.segments.extend(other.segments);
+        plan.tasks.extend(other.tasks.into_iter().map(|task| Task {
+            work: Work::Segment { segment: SegmentId(1) },
+            item: 1,
+            ..task
+        }));
+        (graph, plan)
+    }
+
+    #[test]
+    fn items_may_split_a_model_differently_but_run_no_operator_twice() {
+        let (graph, mut plan) = two_items();
+        plan.check(&[&graph]).unwrap();
+        plan.tasks[1].item = 0;
+        let error = plan.check(&[&graph]).unwrap_err().to_string();
+        assert!(error.contains("covers operator 0 twice"), "{error}");
+        plan.tasks.truncate(1);
+        assert!(plan.check(&[&graph]).is_err(), "a segment that nothing executes covers operators again");
+    }
+
+    #[test]
+    fn requests_survive_json_and_are_absent_when_there_is_one() {
+        let (_, mut plan) = two_items();
+        assert!(!serde_json::to_string(&plan).unwrap().contains("requests"));
+        let request = PlannedRequest { model: 0, item: 1, arrival_ms: 0.5, deadline_ms: Some(3.0), weight: 2.0 };
+        plan.requests.push(request);
+        let again: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
+        assert_eq!(again, plan);
     }
 }

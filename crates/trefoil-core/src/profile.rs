@@ -134,13 +134,26 @@ impl Profile {
             }
             if let Some(bad) = numbers.iter().find(|number| !number.is_finite() || **number < 0.0) {
                 return Err(CoreError::BadNumber {
-                    place: format!("measurement `{}`", measurement.id),
+                    place: self.place_of(measurement),
                     value: bad.to_string(),
                     what: "time, power or factor".to_owned(),
                 });
             }
         }
         Ok(())
+    }
+
+    /// A measurement by id, and by the first operator that it is of.
+    fn place_of(&self, measurement: &Measurement) -> String {
+        let id = &measurement.id;
+        let Subject::Operator { signature } = &measurement.subject else { return format!("measurement `{id}`") };
+        let operators = self.models.iter().flat_map(|graph| graph.operators.iter().enumerate());
+        match operators.into_iter().find(|(_, operator)| operator.signature == *signature) {
+            Some((at, operator)) => {
+                format!("measurement `{id}` of operator {at} `{}` ({})", operator.name, operator.kind)
+            }
+            None => format!("measurement `{id}`"),
+        }
     }
 }
 

@@ -1,8 +1,15 @@
-//! Planning speed on one core. DESIGN 3: sequential 4,595 × 3 ≤ 50 µs and 24,917 × 3 ≤ 1 ms.
+//! Planning speed on one core. DESIGN 3: sequential 4,595 × 3 ≤ 50 µs and 24,917 × 3 ≤ 1 ms; joint 500 × 500 × 3 ≤ 20 ms
+//! and 4,595 × 500 × 3 ≤ 200 ms.
 
+use trefoil_core::OperatorClass;
 use trefoil_core::OperatorGraph;
+use trefoil_plan::dag::solve;
+use trefoil_plan::stream::{StreamProblem, StreamUnit, VideoRates, plan_stream};
 use trefoil_plan::testing::{Numbers, ProfileBuilder, graph};
-use trefoil_plan::{PlanRequest, plan, sequential_dp};
+use trefoil_plan::{
+    AlignedCosts, Budget, PairCosts, PairOperators, PairRules, PlanOptions, PlanRequest, Problem, aligned_dp, joint_dp,
+    joint_units_dp, model_bound, plan, sequential_dp,
+};
 
 fn main() {
     divan::main();
@@ -55,4 +62,111 @@ fn sequential_whole(bencher: divan::Bencher<'_, '_>, operators: u32) {
     let (graph, builder) = model(operators);
     let request = PlanRequest::new(&builder.profile, &graph);
     bencher.bench_local(|| plan("sequential", &request).map(|plan| plan.claimed));
+}
+
+/// A table of random costs.
+fn table(numbers: &mut Numbers, operators: usize) -> Vec<f64> {
+    numbers.take(operators * 3).map(|value| 0.05 + value).collect()
+}
+
+#[divan::bench(args = [500, 4_595])]
+fn aligned_core(bencher: divan::Bencher<'_, '_>, operators: usize) {
+    let mut numbers = Numbers(7);
+    let mut next = || table(&mut numbers, operators);
+    let (solo, together, enter, leave) = (next(), next(), next(), next());
+    let costs = AlignedCosts { solo: &solo, together: &together, enter: &enter, leave: &leave };
+    bencher.bench_local(|| aligned_dp(divan::black_box(costs), 3));
+}
+
+const PAIRS: [(usize, usize); 3] = [(500, 500), (4_595, 500), (4_595, 4_595)];
+
+/// BIDENT's literal joint search.
+#[divan::bench(args = PAIRS, sample_count = 20)]
+fn joint_core(bencher: divan::Bencher<'_, '_>, (n, m): (usize, usize)) {
+    let mut numbers = Numbers(7);
+    let (w0, c0) = (table(&mut numbers, n), table(&mut numbers, n));
+    let (w1, c1) = (table(&mut numbers, m), table(&mut numbers, m));
+    let first = PairCosts { solo: &w0, concurrent: &c0 };
+    let second = PairCosts { solo: &w1, concurrent: &c1 };
+    bencher.bench_local(|| joint_dp(divan::black_box(first), second, 3));
+}
+
+/// With units in the state.
+#[divan::bench(args = PAIRS, sample_count = 5)]
+fn joint_units_core(bencher: divan::Bencher<'_, '_>, (n, m): (usize, usize)) {
+    let mut numbers = Numbers(7);
+    let classes = vec![OperatorClass::Memory; n.max(m)];
+    let mut next = |count: usize| table(&mut numbers, count);
+    let (w0, e0, l0, w1, e1, l1) = (next(n), next(n), next(n), next(m), next(m), next(m));
+    let first = PairOperators { ms: &w0, enter: &e0, leave: &l0, classes: &classes[..n] };
+    let second = PairOperators { ms: &w1, enter: &e1, leave: &l1, classes: &classes[..m] };
+    let factors = vec![1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.17, 1.09, 1.0];
+    let rules = PairRules {
+        disjoint: (0..9).map(|at| at / 3 != at % 3).collect(),
+        slowdown: std::array::from_fn(|_| std::array::from_fn(|_| factors.clone())),
+        solo: vec![1.0; 3],
+        overlap: vec![1.0; 9],
+    };
+    bencher.bench_local(|| joint_units_dp(divan::black_box(first), second, &rules, 3));
+}
+
+/// HeteroVDiff's 180 blocks and decoder over 2 to 4 units, each once.
+#[divan::bench(args = [2, 3, 4], sample_count = 10)]
+fn stream_stages(bencher: divan::Bencher<'_, '_>, units: usize) {
+    let problem = stream(units, false, None);
+    bencher.bench_local(|| plan_stream(divan::black_box(&problem)).map(|plan| plan.period));
+}
+
+/// Two units, each as often as handoffs allow.
+#[divan::bench(args = [2, 3], sample_count = 10)]
+fn stream_revisits(bencher: divan::Bencher<'_, '_>, handoffs: u32) {
+    let problem = stream(2, true, Some(handoffs));
+    bencher.bench_local(|| plan_stream(divan::black_box(&problem)).map(|plan| (plan.period, plan.exact)));
+}
+
+fn stream(units: usize, revisits: bool, most_handoffs: Option<u32>) -> StreamProblem {
+    let mut problem = StreamProblem::from_rates(VideoRates { first: 13.25, second: 3.16, decoder: 267.0 }, 180);
+    let mut numbers = Numbers(3);
+    for extra in 2..units {
+        problem.units.push(StreamUnit { name: format!("u{extra}"), resource: None, memory_bytes: None });
+        for block in &mut problem.blocks {
+            block.cost.push(Some(8.0 + 4.0 * numbers.next().unwrap_or(0.0)));
+        }
+    }
+    problem.most_handoffs = most_handoffs;
+    problem.revisits = revisits;
+    problem
+}
+
+/// The scheduling problem of the same network, with slowdown while units overlap.
+fn scheduled(operators: u32) -> Problem {
+    let (graph, mut builder) = model(operators);
+    for slowed in 0..3 {
+        for other in (0..3).filter(|&other| other != slowed) {
+            builder = builder.slowdown(slowed, other, 1.09);
+        }
+    }
+    Problem::from_request(&PlanRequest::new(&builder.profile, &graph)).expect("a sound profile")
+}
+
+/// Steps of one second on the machine that the default budget was set on; the makespan is what matters.
+#[divan::bench(args = [600, 5_000], sample_count = 3)]
+fn dag(bencher: divan::Bencher<'_, '_>, operators: u32) {
+    let problem = scheduled(operators);
+    bencher.bench_local(|| solve(&problem, &[], &PlanOptions::default()).map(|found| found.evaluation.makespan_ms));
+}
+
+/// One evaluation of a schedule by the simulator's engine.
+#[divan::bench(args = [600, 5_000])]
+fn evaluate(bencher: divan::Bencher<'_, '_>, operators: u32) {
+    let problem = scheduled(operators);
+    let found = solve(&problem, &[], &PlanOptions { budget: Budget::Steps(0), ..PlanOptions::default() });
+    let schedule = found.expect("a schedule").schedule;
+    bencher.bench_local(|| problem.evaluate(&schedule).map(|found| found.makespan_ms));
+}
+
+#[divan::bench(args = [600, 5_000])]
+fn bound(bencher: divan::Bencher<'_, '_>, operators: u32) {
+    let problem = scheduled(operators);
+    bencher.bench_local(|| model_bound(&problem).value);
 }

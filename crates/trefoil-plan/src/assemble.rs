@@ -212,6 +212,7 @@ pub(crate) fn assemble(view: &CostView<'_>, method: &str, pieces: &[Piece]) -> R
             granularity: graph.granularity,
             operators: graph.len() as u32,
         }],
+        requests: Vec::new(),
         units,
         all_measured: priced.pieces.iter().all(|piece| piece.segment.whole),
         segments,
@@ -247,6 +248,13 @@ fn label_tensors(plan: &mut Plan, view: &CostView<'_>) {
             span.label.clone_from(&view.graph.tensor(*tensor).name);
         }
     }
+}
+
+/// Whether a plan runs one task after another.
+pub(crate) fn is_serial(plan: &Plan) -> bool {
+    plan.requests.is_empty()
+        && plan.models.len() == 1
+        && plan.tasks.iter().zip(0u32..).all(|(task, at)| at == 0 || task.after.iter().any(|before| before.0 + 1 == at))
 }
 
 /// Relative slack under which two sums of the same costs in different order count as equal.

@@ -70,7 +70,9 @@ pub enum PlanError {
         example: String,
     },
     /// The method does not serve the objective.
-    #[error("method `{method}` plans one inference and cannot minimise {objective}; ask for latency or energy")]
+    #[error(
+        "method `{method}` cannot minimise {objective}; `pipeline` plans streams for throughput, the others for latency or energy"
+    )]
     Objective {
         /// The method.
         method: String,
@@ -117,10 +119,44 @@ pub enum PlanError {
         /// Number of operators.
         count: usize,
     },
+    /// Two requests cannot be planned together.
+    #[error("the two requests cannot be planned together: {reason}")]
+    Pair {
+        /// What does not fit, and what to do.
+        reason: String,
+    },
+    /// A stream of items cannot be planned.
+    #[error("the stream cannot be planned: {reason}")]
+    Stream {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A plan's tasks wait for each other or for a resource order that never comes.
     #[error("the plan cannot run: {reason}")]
     Stuck {
         /// Which tasks wait for what.
+        reason: String,
+    },
+    /// A change of the machine did not parse.
+    #[error("`{text}` is no change of the machine ({reason}); write slow:UNIT=1.5, without:UNIT or busy:UNIT=4")]
+    WhatIfSyntax {
+        /// As given.
+        text: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A hand-made scheduling problem contradicts itself.
+    #[error("the scheduling problem is malformed: {reason}")]
+    Problem {
+        /// What is wrong, with the job's operator.
+        reason: String,
+    },
+    /// Models that are planned together were not measured on the same machine or units.
+    #[error("model `{model}` cannot be planned with the others: {reason}")]
+    Workload {
+        /// The model.
+        model: String,
+        /// Why not.
         reason: String,
     },
 }

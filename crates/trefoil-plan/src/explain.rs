@@ -1,6 +1,8 @@
 //! Why an operator is where it is.
 
-use crate::assemble::{Piece, price};
+use crate::assemble::{Piece, is_serial, price};
+use crate::pareto::schedule_of;
+use crate::problem::{Goal, Problem, Schedule};
 use crate::view::CostView;
 use crate::{PlanError, PlanRequest};
 use std::fmt;
@@ -16,7 +18,8 @@ pub struct Alternative {
     /// Why it cannot be used: the failure, or the pin.
     pub unavailable: Option<String>,
     /// Change of the plan's cost (objective's unit) when only this operator moves there: its segment splits, transfers come
-    /// and go, everything re-priced. Negative means cheaper under the costs as they stand now.
+    /// and go, everything re-priced. Negative means cheaper under the costs as they stand now. In a parallel plan the
+    /// schedule of lone operators is simulated with and without the move, in the plan's order.
     pub move_price: Option<f64>,
 }
 
@@ -79,13 +82,20 @@ pub fn explain(request: &PlanRequest<'_>, plan: &Plan, operator: OperatorId) -> 
         pieces.push(Piece { unit, operators: segment.operators.clone() });
     }
     let (place, segment) = home;
-    let plan_cost = price(&view, &pieces)?.total;
+    let parallel = if is_serial(plan) { None } else { Some(Parallel::new(&view, plan)?) };
+    let plan_cost = match &parallel {
+        Some(parallel) => parallel.cost,
+        None => price(&view, &pieces)?.total,
+    };
     let here = pieces[place].unit;
     let alternatives: Vec<Alternative> = (0..view.unit_count())
         .filter(|&unit| unit != here)
         .map(|unit| {
             let unavailable = view.check_segment(&[operator], unit).err();
             let move_price = unavailable.is_none().then(|| {
+                if let Some(parallel) = &parallel {
+                    return parallel.moved(operator, unit).map(|cost| cost - plan_cost);
+                }
                 let moved = moved(&view, &pieces, place, operator, unit);
                 price(&view, &moved).ok().map(|priced| priced.total - plan_cost)
             });
@@ -116,6 +126,40 @@ pub fn explain(request: &PlanRequest<'_>, plan: &Plan, operator: OperatorId) -> 
         alternatives,
         next_best,
     })
+}
+
+/// A parallel plan as a schedule of lone operators, for moving one of them.
+struct Parallel {
+    problem: Problem,
+    schedule: Schedule,
+    /// Jobs in the schedule's order.
+    order: Vec<u32>,
+    cost: f64,
+}
+
+impl Parallel {
+    fn new(view: &CostView<'_>, plan: &Plan) -> Result<Self, PlanError> {
+        let goal = if view.objective == Objective::Energy { Goal::Energy } else { Goal::Makespan };
+        let problem = Problem::from_view(view)?.with_goal(goal)?;
+        let schedule = schedule_of(&problem, plan);
+        let order = schedule
+            .order
+            .iter()
+            .filter_map(|step| match step {
+                crate::problem::Step::Job(job) => Some(*job),
+                _ => None,
+            })
+            .collect();
+        let cost = problem.evaluate(&schedule)?.score.value;
+        Ok(Self { problem, schedule, order, cost })
+    }
+
+    fn moved(&self, operator: OperatorId, unit: usize) -> Option<f64> {
+        let mut units = self.schedule.unit.clone();
+        units[operator.index()] = unit as u32;
+        let schedule = Schedule::from_jobs(&self.problem, units, &self.order);
+        self.problem.evaluate(&schedule).ok().map(|evaluation| evaluation.score.value)
+    }
 }
 
 /// The pieces with one operator on another unit: its segment splits around it, and it joins neighbours of its new unit.

@@ -1,40 +1,90 @@
 //! Pure planners: a [`Profile`](trefoil_core::Profile) in, a [`Plan`] out. No I/O, no hardware, no clocks; equal requests give equal plans.
 //!
-//! * [`plan`] runs a planner by name ([`METHODS`]): BIDENT's `sequential`, literally; our `interval` search with segment
-//!   costs; `single:UNIT`; and `auto`, which falls back to the best single unit when mixing gains too little.
+//! * [`plan`] runs a planner by name ([`METHODS`]): BIDENT's `sequential` and `phases`, literally; our `interval` search with
+//!   segment costs, `phases-exclusive`, the parallel `dag` and the `pipeline` of a stream; `single:UNIT`; and `auto`, which falls
+//!   back to the best single unit when mixing gains too little.
+//! * [`plan_several`] plans several models at once ([`SEVERAL_METHODS`]): [`concurrent()`]; BIDENT's `aligned` and `joint`
+//!   ([`plan_pair`]), literally, and `joint-units` beside them; [`pair_cap()`] bounds what any overlap could give.
+//! * [`pareto_plans`] gives the front of latency, energy and memory.
+//! * [`stream`] plans pipelines of items over blocks: HeteroVDiff's one cut, literally, and its generalisation.
+//! * [`dag::solve`] schedules any [`Problem`]; [`model_bound`] says how good a schedule can be at best.
 //! * [`import`] prices a split made by hand.
 //! * [`simulate()`] is the one simulator that scores every plan.
 //! * [`unmeasured_segments`] and [`estimate_audit`] serve the refinement loop of DESIGN 3: plan, measure what the plan
 //!   assumes, append to the profile, plan again. Equal profiles give equal plans and each round adds a measurement of a
 //!   segment that had none, so the loop ends; it ends at the first plan whose segments are all measured.
-//! * [`explain()`] says why an operator is where it is.
+//! * [`explain()`] says why an operator is where it is; [`what_if()`] replays and plans anew on a changed machine; [`ports`] says
+//!   what porting an operator would gain; [`diff()`] compares plans.
+//! * [`certificate()`] writes what `trefoil-check` verifies. [`generate`] and [`contest`] serve measuring the planners themselves.
 //!
 //! Every cost that a plan states carries the ids of the measurements it was made from.
 
+mod aligned;
 mod assemble;
 mod audit;
+mod bounds;
+mod certificate;
+mod checkpoint;
+pub mod concurrent;
+pub mod contest;
 mod cuts;
+pub mod dag;
+mod diff;
+mod engine;
 pub mod error;
 mod estimate;
 pub mod explain;
+mod factors;
+pub mod generate;
 mod interval;
+mod joint;
+mod joint_units;
+pub mod list_scheduling;
+pub mod mincut;
 mod order;
+mod pair;
+mod pair_cap;
+pub mod pareto;
+pub mod phases;
+mod port;
+pub mod problem;
+mod quality;
 mod request;
 mod sequential;
+mod several;
 pub mod simulate;
+pub mod stream;
 #[doc(hidden)]
 pub mod testing;
+mod throughput;
 mod view;
+mod what_if;
 mod whole;
 
+pub use aligned::{AlignedCosts, aligned_dp};
 pub use audit::{EstimateCheck, estimate_audit, unmeasured_segments};
+pub use bounds::{Bound, BoundKind, model_bound};
+pub use certificate::{CERTIFICATE_FORMAT, CERTIFICATE_VERSION, Certificate, certificate};
+pub use concurrent::{Application, ConcurrentRequest, Stage, StageLink, concurrent, concurrent_problem};
+pub use diff::{Move, PlanDiff, PlanSummary, diff};
 pub use error::PlanError;
 pub use explain::{Alternative, Explanation, explain};
-pub use request::{Pin, PlanOptions, PlanRequest};
+pub use factors::Factors;
+pub use joint::{PairCosts, PairStep, joint_dp};
+pub use joint_units::{MOST_PAIR_UNITS, PairOperators, PairRules, class_index, joint_units_dp};
+pub use pair::{PAIR_METHODS, best_single, pair_cap_of, plan_pair};
+pub use pair_cap::{CapCosts, PairCap, pair_cap};
+pub use pareto::{PlanFront, pareto_plans};
+pub use port::{Basis, Port, ports};
+pub use problem::{Problem, Schedule};
+pub use request::{Budget, Clock, Pin, PlanOptions, PlanRequest};
 pub use sequential::sequential_dp;
+pub use several::{SEVERAL_METHODS, plan_several};
 pub use simulate::{Simulation, SimulationModel, simulate};
+pub use what_if::{Replay, WhatIf, what_if};
 pub use whole::{Baseline, baselines, import};
 
+use quality::{goal_of, state_quality};
 use trefoil_core::{Objective, Plan, UnitAddress};
 use view::CostView;
 
@@ -54,7 +104,27 @@ pub const METHODS: &[MethodInfo] = &[
         name: "interval",
         summary: "shortest path over segments with measured or estimated whole costs, every crossing tensor paid",
     },
+    MethodInfo {
+        name: "dag",
+        summary: "operators in parallel on exclusive units, contention and order decided together; never worse than the others",
+    },
+    MethodInfo {
+        name: "concurrent",
+        summary: "several models at once, with arrivals, deadlines and weights; of one model the same as dag without segments",
+    },
+    MethodInfo {
+        name: "phases",
+        summary: "BIDENT 3.3.2 literally: branches between forks and joins, mapped one by one, slowed afterwards",
+    },
+    MethodInfo {
+        name: "phases-exclusive",
+        summary: "phases corrected: exclusive units, every crossing paid, each phase scheduled jointly",
+    },
     MethodInfo { name: "sequential", summary: "BIDENT 3.3.1 literally: shortest path over isolated operator costs" },
+    MethodInfo {
+        name: "pipeline",
+        summary: "a stream of items through segments on several units, for the shortest period (throughput)",
+    },
     MethodInfo { name: "single:UNIT", summary: "everything on one unit" },
 ];
 
@@ -72,14 +142,16 @@ pub fn plan(method: &str, request: &PlanRequest<'_>) -> Result<Plan, PlanError> 
 /// [`PlanError::UnknownMethod`], or whatever is wrong with the request.
 pub fn plan_with(method: &str, request: &PlanRequest<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
     let single = method.strip_prefix("single:");
-    if !matches!(method, "auto" | "interval" | "sequential") && single.is_none() {
+    if !METHODS.iter().any(|known| known.name == method && !known.name.contains(':')) && single.is_none() {
         return Err(PlanError::UnknownMethod {
             want: method.to_owned(),
             have: METHODS.iter().map(|method| method.name).collect::<Vec<_>>().join(", "),
         });
     }
-    if request.objective == Objective::Throughput {
-        return Err(PlanError::Objective { method: method.to_owned(), objective: "throughput".to_owned() });
+    let streams = matches!(method, "pipeline") || method == "auto" && request.objective == Objective::Throughput;
+    if request.objective == Objective::Throughput && !streams || request.objective == Objective::Energy && streams {
+        let objective = format!("{:?}", request.objective).to_lowercase();
+        return Err(PlanError::Objective { method: method.to_owned(), objective });
     }
     if let Some(unit) = single {
         // Only this unit's costs are needed: whatever else the profile lacks does not matter.
@@ -88,9 +160,25 @@ pub fn plan_with(method: &str, request: &PlanRequest<'_>, options: &PlanOptions)
         return whole::single(&CostView::new(&only)?, 0);
     }
     let view = CostView::new(request)?;
+    if streams {
+        return throughput::pipeline(&view, options);
+    }
     match method {
         "sequential" => sequential::sequential(&view),
         "interval" => interval::interval(&view, options),
+        "dag" => dag::dag(&view, options),
+        "concurrent" => {
+            let PlanRequest { profile, graph, .. } = *request;
+            let asked = ConcurrentRequest {
+                units: request.units.clone(),
+                objective: request.objective,
+                pins: request.pins.clone(),
+                ..ConcurrentRequest::new(vec![Application::new(profile, graph)])
+            };
+            concurrent::concurrent(&asked, options)
+        }
+        "phases" => phases::phases(&view),
+        "phases-exclusive" => phases::phases_exclusive(&view, options),
         _ => auto(&view, options),
     }
 }

@@ -37,11 +37,39 @@ pub struct PlanOptions {
     pub cut_limit: usize,
     /// Most undominated partial plans kept per (cut, unit).
     pub label_limit: usize,
+    /// How long the anytime planners (`dag`, `concurrent`) search.
+    pub budget: Budget,
+    /// Seed of their random choices: equal seeds and step budgets give equal plans.
+    pub seed: u64,
+}
+
+/// When an anytime planner stops. Planners read no clock of their own; a budget of steps makes them deterministic.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Budget {
+    /// After simulating this many task executions.
+    Steps(u64),
+    /// When the caller's clock says so.
+    Until(Clock),
+}
+
+/// A clock that the caller lends to an anytime planner.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    /// Milliseconds since whenever.
+    pub now_ms: fn() -> f64,
+    /// When to stop, by that clock.
+    pub end_ms: f64,
+}
+
+impl PartialEq for Clock {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.now_ms, other.now_ms) && self.end_ms == other.end_ms
+    }
 }
 
 impl Default for PlanOptions {
     fn default() -> Self {
-        Self { minimum_gain: 0.02, cut_limit: 256, label_limit: 12 }
+        Self { minimum_gain: 0.02, cut_limit: 256, label_limit: 12, budget: Budget::Steps(10_000_000), seed: 1 }
     }
 }
 

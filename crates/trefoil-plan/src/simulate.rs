@@ -4,9 +4,11 @@
 //! order of each of them; ties by task id. A running task progresses at rate `1/f`, `f` being the slowdown that the other
 //! busy units put on its unit: the largest measured pairwise factor for the class of its work, 1 where nothing was
 //! measured, below 1 where engines speed each other up. Rates change at every start and finish. Transfers are tasks of
-//! their destination's resources.
+//! their destination's resources. Tasks of a request ([`Plan::requests`]) wait for its arrival.
 
 use crate::PlanError;
+use crate::engine::{self, Platform, Stall, Tasks};
+use crate::factors::{Factors, class_index};
 use std::collections::{BTreeMap, BTreeSet};
 use trefoil_core::cost::measurement_cost;
 use trefoil_core::profile::ProfileIndex;
@@ -35,8 +37,39 @@ impl SimulationModel {
     /// # Errors
     /// [`CoreError::BadNumber`] for a slowdown factor of 0.
     pub fn new(index: &ProfileIndex<'_>, graphs: &[&OperatorGraph], plan: &Plan) -> Result<Self, PlanError> {
-        let mut model = Self { idle_watts: index.profile.declared_watts.get("idle").copied(), ..Self::default() };
+        Self::from_profiles(&vec![index; graphs.len().max(1)], graphs, plan)
+    }
+
+    /// The same for models of several profiles: `indices` and `graphs` are in the order of [`Plan::models`]. Of a factor or
+    /// power that several profiles hold the first counts.
+    ///
+    /// # Errors
+    /// As for [`SimulationModel::new`].
+    pub fn from_profiles(
+        indices: &[&ProfileIndex<'_>],
+        graphs: &[&OperatorGraph],
+        plan: &Plan,
+    ) -> Result<Self, PlanError> {
         let used: BTreeSet<&UnitAddress> = plan.units.iter().map(|unit| &unit.address).collect();
+        let mut model = Self::of_machine(indices, &used)?;
+        model.classes = plan.tasks.iter().map(|task| task_class(indices, graphs, plan, &task.work)).collect();
+        Ok(model)
+    }
+
+    /// Factors and powers of units, without classes.
+    pub(crate) fn of_machine(indices: &[&ProfileIndex<'_>], used: &BTreeSet<&UnitAddress>) -> Result<Self, PlanError> {
+        let mut model = Self::default();
+        for (at, index) in indices.iter().enumerate() {
+            // The same profile may serve several models.
+            if !indices[..at].iter().any(|seen| std::ptr::eq(seen.profile, index.profile)) {
+                model.read_machine(index, used)?;
+            }
+        }
+        Ok(model)
+    }
+
+    fn read_machine(&mut self, index: &ProfileIndex<'_>, used: &BTreeSet<&UnitAddress>) -> Result<(), PlanError> {
+        self.idle_watts = self.idle_watts.or_else(|| index.profile.declared_watts.get("idle").copied());
         for measurement in index.all_newest() {
             let Outcome::Value { value } = &measurement.outcome else { continue };
             match (&measurement.subject, measurement.units.as_slice()) {
@@ -51,22 +84,21 @@ impl SimulationModel {
                         }
                         .into());
                     }
-                    let pair = model.slowdown.entry((slowed.clone(), other.clone())).or_default();
-                    pair.insert((*class, *interference), value.median);
+                    let pair = self.slowdown.entry((slowed.clone(), other.clone())).or_default();
+                    pair.entry((*class, *interference)).or_insert(value.median);
                 }
                 (Subject::Power, [unit]) if used.contains(unit) => {
-                    model.watts.insert(unit.clone(), value.median);
+                    self.watts.entry(unit.clone()).or_insert(value.median);
                 }
                 _ => {}
             }
         }
-        for unit in used {
+        for &unit in used {
             if let Some(&watts) = index.profile.declared_watts.get(&unit.to_string()) {
-                model.watts.entry(unit.clone()).or_insert(watts);
+                self.watts.entry(unit.clone()).or_insert(watts);
             }
         }
-        model.classes = plan.tasks.iter().map(|task| task_class(index, graphs, plan, &task.work)).collect();
-        Ok(model)
+        Ok(())
     }
 
     /// `f`: how much slower `unit` works on `class` while `others` (unit, class of its work) are busy.
@@ -82,10 +114,28 @@ impl SimulationModel {
     }
 }
 
-fn task_class(index: &ProfileIndex<'_>, graphs: &[&OperatorGraph], plan: &Plan, work: &Work) -> OperatorClass {
+impl SimulationModel {
+    /// The factors between the given units, densely.
+    pub(crate) fn factors(&self, units: &[&UnitAddress]) -> Factors {
+        let mut factors = Factors::none(units.len());
+        for (slowed, unit) in units.iter().enumerate() {
+            for (other, interfering) in units.iter().enumerate() {
+                let pair = self.slowdown.get(&((*unit).clone(), (*interfering).clone()));
+                for (&classes, &factor) in pair.into_iter().flatten() {
+                    factors.set(slowed, other, classes, factor);
+                }
+            }
+        }
+        factors.fill_classes();
+        factors
+    }
+}
+
+fn task_class(indices: &[&ProfileIndex<'_>], graphs: &[&OperatorGraph], plan: &Plan, work: &Work) -> OperatorClass {
     let Work::Segment { segment } = work else { return OperatorClass::Memory };
     let Some(segment) = plan.segments.get(segment.0 as usize) else { return OperatorClass::Memory };
-    let Some(graph) = graphs.get(segment.model as usize) else { return OperatorClass::Memory };
+    let model = segment.model as usize;
+    let (Some(graph), Some(index)) = (graphs.get(model), indices.get(model)) else { return OperatorClass::Memory };
     let (mut compute, mut memory) = (0.0, 0.0);
     for &id in &segment.operators {
         let operator = graph.operator(id);
@@ -122,21 +172,31 @@ pub fn resource_keys(unit: &Unit) -> Vec<String> {
 }
 
 /// Integral of power over time, kept as far as powers are known.
-struct EnergyMeter<'a> {
-    model: &'a SimulationModel,
-    joules: Option<f64>,
+#[derive(Debug, Clone)]
+pub(crate) struct EnergyMeter {
+    watts: Vec<Option<f64>>,
+    idle: Option<f64>,
+    pub joules: Option<f64>,
 }
 
-impl EnergyMeter<'_> {
-    fn pass(&mut self, ms: f64, busy: &[&UnitAddress]) {
+impl EnergyMeter {
+    pub fn new(watts: impl Iterator<Item = Option<f64>>, idle: Option<f64>) -> Self {
+        Self { watts: watts.collect(), idle, joules: Some(0.0) }
+    }
+
+    pub fn pass(&mut self, ms: f64, busy: impl Iterator<Item = u32>) {
         let Some(joules) = self.joules else { return };
         if ms <= 0.0 {
             return;
         }
-        let watts: Option<f64> = busy.iter().map(|unit| self.model.watts.get(*unit)).sum();
-        let idle = match busy.len() {
+        let (mut overlap, mut watts) = (0usize, Some(0.0));
+        for unit in busy {
+            overlap += 1;
+            watts = watts.zip(self.watts[unit as usize]).map(|(sum, watts)| sum + watts);
+        }
+        let idle = match overlap {
             1 => Some(0.0), // P_idle + (P_u − P_idle)
-            overlap => self.model.idle_watts.map(|idle| idle * (1.0 - overlap as f64)),
+            _ => self.idle.map(|idle| idle * (1.0 - overlap as f64)),
         };
         self.joules = watts.zip(idle).map(|(watts, idle)| joules + (watts + idle) * ms / 1e3);
     }
@@ -150,124 +210,72 @@ impl EnergyMeter<'_> {
 pub fn simulate(plan: &Plan, model: &SimulationModel) -> Result<Simulation, PlanError> {
     let count = plan.tasks.len();
     let mut keys: BTreeMap<String, usize> = BTreeMap::new();
-    let mut unit_resources: BTreeMap<&UnitAddress, Vec<usize>> = BTreeMap::new();
+    let mut unit_index: BTreeMap<&UnitAddress, u32> = BTreeMap::new();
+    let mut unit_resources: Vec<Vec<u32>> = Vec::new();
     for unit in &plan.units {
         let mut ids = Vec::new();
         for key in resource_keys(unit) {
             let next = keys.len();
-            ids.push(*keys.entry(key).or_insert(next));
+            ids.push(*keys.entry(key).or_insert(next) as u32);
         }
-        unit_resources.insert(&unit.address, ids);
+        unit_index.insert(&unit.address, unit_resources.len() as u32);
+        unit_resources.push(ids);
     }
-    let mut needs: Vec<&[usize]> = Vec::with_capacity(count);
+    let arrivals: BTreeMap<(u32, u32), f64> =
+        plan.requests.iter().map(|request| ((request.model, request.item), request.arrival_ms)).collect();
+    let mut tasks = Tasks::default();
     for (index, task) in plan.tasks.iter().enumerate() {
-        let Some(resources) = unit_resources.get(&task.unit) else {
+        let Some(&unit) = unit_index.get(&task.unit) else {
             return Err(PlanError::Stuck {
                 reason: format!("task {index} runs on {}, which is not among the plan's units", task.unit),
             });
         };
-        needs.push(resources);
-    }
-    // Position of each resource in its order; a resource that the plan orders nothing for takes tasks by id.
-    let mut queues: Vec<Vec<TaskId>> = vec![Vec::new(); keys.len()];
-    for (key, &resource) in &keys {
-        queues[resource] = plan.order.get(key).cloned().unwrap_or_else(|| {
-            (0..count as u32).map(TaskId).filter(|id| needs[id.0 as usize].contains(&resource)).collect()
-        });
-    }
-    let mut reached = vec![0usize; keys.len()];
-    let mut busy_resource = vec![false; keys.len()];
-    let mut missing: Vec<usize> = plan.tasks.iter().map(|task| task.after.len()).collect();
-    let mut followers: Vec<Vec<usize>> = vec![Vec::new(); count];
-    for (index, task) in plan.tasks.iter().enumerate() {
+        let class = model.classes.get(index).copied().unwrap_or(OperatorClass::Memory);
+        tasks.unit.push(unit);
+        tasks.ms.push(task.cost.ms);
+        tasks.class.push(class_index(class) as u8);
+        let work_model = match &task.work {
+            Work::Segment { segment } => plan.segments.get(segment.0 as usize).map(|segment| segment.model),
+            Work::Transfer { model, .. } => Some(*model),
+            Work::Blocks { .. } => Some(0),
+        };
+        let arrival = work_model.and_then(|model| arrivals.get(&(model, task.item)));
+        tasks.release.push(arrival.copied().unwrap_or(0.0));
         for before in &task.after {
-            match followers.get_mut(before.0 as usize) {
-                Some(list) => list.push(index),
-                None => {
-                    return Err(PlanError::Stuck {
-                        reason: format!("task {index} waits for task {}, which does not exist", before.0),
-                    });
-                }
+            if before.0 as usize >= count {
+                return Err(PlanError::Stuck {
+                    reason: format!("task {index} waits for task {}, which does not exist", before.0),
+                });
             }
+            tasks.edges.push((before.0, index as u32));
         }
     }
-    let class = |task: usize| model.classes.get(task).copied().unwrap_or(OperatorClass::Memory);
-    let mut left: Vec<f64> = plan.tasks.iter().map(|task| task.cost.ms).collect();
-    let (mut start, mut end) = (vec![f64::NAN; count], vec![f64::NAN; count]);
-    let mut ready: BTreeSet<usize> = (0..count).filter(|&task| missing[task] == 0).collect();
-    let mut running: Vec<usize> = Vec::new();
-    let mut now = 0.0;
-    let mut done = 0;
-    let mut meter = EnergyMeter { model, joules: Some(0.0) };
-    while done < count {
-        let startable: Vec<usize> = ready.iter().copied().collect();
-        for task in startable {
-            let resources = needs[task];
-            let free = resources.iter().all(|&resource| {
-                !busy_resource[resource] && queues[resource].get(reached[resource]) == Some(&TaskId(task as u32))
-            });
-            if free {
-                for &resource in resources {
-                    busy_resource[resource] = true;
-                    reached[resource] += 1;
-                }
-                ready.remove(&task);
-                start[task] = now;
-                running.push(task);
-            }
-        }
-        if running.is_empty() {
-            return Err(stuck(plan, &ready, &missing, &end));
-        }
-        running.sort_unstable();
-        let units: Vec<&UnitAddress> = running.iter().map(|&task| &plan.tasks[task].unit).collect();
-        let rate: Vec<f64> = running
-            .iter()
-            .enumerate()
-            .map(|(at, &task)| {
-                let others: Vec<_> = (0..running.len())
-                    .filter(|&other| other != at)
-                    .map(|other| (units[other], class(running[other])))
-                    .collect();
-                1.0 / model.factor(units[at], class(task), &others)
-            })
-            .collect();
-        let step = running.iter().zip(&rate).map(|(&task, rate)| left[task] / rate).fold(f64::INFINITY, f64::min);
-        meter.pass(step, &units);
-        now += step;
-        let mut still = Vec::new();
-        for (&task, rate) in running.iter().zip(&rate) {
-            // Whoever set the step finishes exactly; equal ends finish together whatever rounding says.
-            let wait = left[task] / rate;
-            if wait <= step * (1.0 + 1e-12) {
-                left[task] = 0.0;
-                end[task] = now;
-                done += 1;
-                needs[task].iter().for_each(|&resource| busy_resource[resource] = false);
-                for &follower in &followers[task] {
-                    missing[follower] -= 1;
-                    if missing[follower] == 0 {
-                        ready.insert(follower);
-                    }
-                }
-            } else {
-                left[task] -= step * rate;
-                still.push(task);
-            }
-        }
-        running = still;
+    // A resource that the plan orders nothing for takes tasks by id.
+    let mut queues: Vec<Vec<u32>> = vec![Vec::new(); keys.len()];
+    for (key, &resource) in &keys {
+        queues[resource] = match plan.order.get(key) {
+            Some(order) => order.iter().map(|id| id.0).filter(|&id| (id as usize) < count).collect(),
+            None => (0..count as u32)
+                .filter(|&id| unit_resources[tasks.unit[id as usize] as usize].contains(&(resource as u32)))
+                .collect(),
+        };
     }
-    Ok(Simulation { makespan_ms: now, timeline: timeline(plan, &start, &end), energy_j: meter.joules })
-}
-
-fn stuck(plan: &Plan, ready: &BTreeSet<usize>, missing: &[usize], end: &[f64]) -> PlanError {
-    let reason = if let Some(&task) = ready.first() {
-        format!("task {task} on {} has its inputs but its resources' order never reaches it", plan.tasks[task].unit)
-    } else {
-        let task = (0..missing.len()).find(|&task| missing[task] > 0 && end[task].is_nan()).unwrap_or(0);
-        format!("task {task} waits for tasks that wait for it")
-    };
-    PlanError::Stuck { reason }
+    let addresses: Vec<&UnitAddress> = plan.units.iter().map(|unit| &unit.address).collect();
+    let platform = Platform { unit_resources, resources: keys.len(), factors: model.factors(&addresses) };
+    let mut meter = EnergyMeter::new(addresses.iter().map(|unit| model.watts.get(*unit).copied()), model.idle_watts);
+    let run = engine::run(&platform, &tasks, &queues, |ms, running| {
+        meter.pass(ms, running.iter().map(|&task| tasks.unit[task as usize]));
+    })
+    .map_err(|stall| PlanError::Stuck {
+        reason: match stall {
+            Stall::Order(task) => {
+                let unit = &plan.tasks[task].unit;
+                format!("task {task} on {unit} has its inputs but its resources' order never reaches it")
+            }
+            Stall::Circle(task) => format!("task {task} waits for tasks that wait for it"),
+        },
+    })?;
+    Ok(Simulation { makespan_ms: run.makespan, timeline: timeline(plan, &run.start, &run.end), energy_j: meter.joules })
 }
 
 fn timeline(plan: &Plan, start: &[f64], end: &[f64]) -> Timeline {

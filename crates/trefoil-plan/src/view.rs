@@ -411,6 +411,18 @@ impl<'a> CostView<'a> {
         Ok(SegmentCost { ms: estimate.segment_ms(operators), whole: false, ids, origin })
     }
 
+    /// Milliseconds of [`Self::segment`], without its evidence.
+    pub fn segment_ms(&self, operators: &[OperatorId], unit: usize) -> Result<f64, String> {
+        self.check_segment(operators, unit)?;
+        if let Some(cost) = self.measured[unit].get(operators).and_then(|record| measurement_cost(record)) {
+            return Ok(cost.ms);
+        }
+        match operators {
+            [id] if self.table.cost(*id, unit).is_some() => Ok(self.table.cost(*id, unit).map_or(0.0, |cost| cost.ms)),
+            _ => Ok(self.estimates[unit].segment_ms(operators)),
+        }
+    }
+
     /// Whether putting `id` into the piece keeps it runnable as one segment.
     pub fn can_extend(&self, piece: &crate::assemble::Piece, id: OperatorId) -> bool {
         let limits = &self.units[piece.unit].limits;

@@ -88,7 +88,7 @@ pub fn import(request: &PlanRequest<'_>, assignment: &[(OperatorId, UnitAddress)
 }
 
 /// Groups an assignment into runs, trying every unit as the first.
-fn cheapest_grouping(view: &CostView<'_>, unit_of: &[usize]) -> Result<Vec<Piece>, PlanError> {
+pub(crate) fn cheapest_grouping(view: &CostView<'_>, unit_of: &[usize]) -> Result<Vec<Piece>, PlanError> {
     let mut best: Option<(f64, Vec<Piece>)> = None;
     let mut error = None;
     for start in 0..view.unit_count() {

@@ -87,7 +87,8 @@ fn bad_requests_say_what_to_do() {
     let message = plan("auto", &energy).unwrap_err().to_string();
     assert!(message.contains("a:CPU, b:CPU") && message.contains("--watts a:CPU=15"), "{message}");
     let throughput = PlanRequest { objective: Objective::Throughput, ..request.clone() };
-    assert!(plan("auto", &throughput).unwrap_err().to_string().contains("throughput"));
+    assert!(plan("interval", &throughput).unwrap_err().to_string().contains("throughput"));
+    assert_eq!(plan("auto", &throughput).unwrap().method, "pipeline");
     let stranger = PlanRequest { units: vec!["c:NPU".parse().unwrap()], ..request.clone() };
     assert!(plan("auto", &stranger).unwrap_err().to_string().contains("c:NPU"));
     assert!(plan("single:nonsense", &request).unwrap_err().to_string().contains("nonsense"));

@@ -47,6 +47,7 @@ fn plan_of(tasks: &[(usize, f64, Vec<u32>)]) -> Plan {
         method: "test".to_owned(),
         objective: Objective::Latency,
         models: Vec::new(),
+        requests: Vec::new(),
         segments: Vec::new(),
         tasks: tasks
             .iter()

@@ -1,10 +1,15 @@
 //! The command line: one definition of each command and flag.
 
+mod planning;
+
+pub use planning::{
+    BenchPlanArgs, ExplainArgs, ObjectiveArg, PaperArg, PaperArgs, PipelineArgs, PlanArgs, PlanningArgs, now_ms,
+};
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
-use trefoil_core::{Granularity, Objective, UnitAddress};
-use trefoil_plan::Pin;
+use trefoil_core::{Granularity, UnitAddress};
 
 /// Runs neural networks across CPU, GPU and NPU of one shared-memory machine: measures every operator on every unit, finds
 /// the best placement, proves how good it is, runs it, and shows it.
@@ -32,8 +37,12 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Measure every distinct operator of a model on units, then whole segments until the best plan is all measured
     Profile(ProfileArgs),
-    /// Find the best placement from a profile
+    /// Find the best placement from a profile; or of several models at once, or ask what if
     Plan(PlanArgs),
+    /// Cut a stream of videos between two engines from three rates, or divide any stream over any units
+    Pipeline(PipelineArgs),
+    /// Recompute what a paper's published numbers give, and print both side by side
+    Paper(PaperArgs),
     /// Measure (or reuse what was measured), plan, compare with every single unit in fresh processes, run the winner
     Run(RunArgs),
     /// Say why an operator is where it is, and what the next-best unit would cost
@@ -137,24 +146,6 @@ impl From<GranularityArg> for Granularity {
     }
 }
 
-/// [`Objective`] as a flag.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ObjectiveArg {
-    /// Milliseconds of one inference
-    Latency,
-    /// Joules of one inference
-    Energy,
-}
-
-impl From<ObjectiveArg> for Objective {
-    fn from(arg: ObjectiveArg) -> Self {
-        match arg {
-            ObjectiveArg::Latency => Self::Latency,
-            ObjectiveArg::Energy => Self::Energy,
-        }
-    }
-}
-
 /// `trefoil inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
@@ -248,46 +239,6 @@ pub struct ProfileArgs {
     pub json: bool,
 }
 
-/// What to plan for.
-#[derive(Debug, Args, Clone)]
-pub struct PlanningArgs {
-    /// What to minimise
-    #[arg(long, value_enum, default_value_t = ObjectiveArg::Latency)]
-    pub objective: ObjectiveArg,
-    /// Planner; `auto` keeps the best single unit unless a mixed plan wins
-    #[arg(long, default_value = "auto")]
-    pub method: String,
-    /// Keep matching operators (by name or kind) on a unit: 'Conv*=openvino:CPU' (repeatable)
-    #[arg(long = "pin", value_name = "PATTERN=UNIT")]
-    pub pins: Vec<Pin>,
-}
-
-/// `trefoil plan`.
-#[derive(Debug, Args)]
-pub struct PlanArgs {
-    /// Profile written by `trefoil profile`
-    #[arg(value_name = "PROFILE.json")]
-    pub profile: PathBuf,
-    /// What to plan for
-    #[command(flatten)]
-    pub planning: PlanningArgs,
-    /// Use only these units (repeatable; all of the profile's by default)
-    #[arg(short, long = "unit", value_name = "UNIT")]
-    pub units: Vec<UnitAddress>,
-    /// Take the placement from a file instead: JSON object, operator name or index → unit
-    #[arg(long, value_name = "SPLIT.json", conflicts_with = "method")]
-    pub import: Option<PathBuf>,
-    /// Where to write the plan
-    #[arg(short, long, value_name = "PLAN.json")]
-    pub output: Option<PathBuf>,
-    /// Print the plan as JSON
-    #[arg(long)]
-    pub json: bool,
-    /// List the planners and stop
-    #[arg(long)]
-    pub list_methods: bool,
-}
-
 /// `trefoil run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -340,26 +291,6 @@ pub struct ShowArgs {
     pub json: bool,
 }
 
-/// `trefoil explain`.
-#[derive(Debug, Args)]
-pub struct ExplainArgs {
-    /// Profile written by `trefoil profile`
-    #[arg(value_name = "PROFILE.json")]
-    pub profile: PathBuf,
-    /// Operator: its index, name, or a pattern like 'Conv*'; without one, the operators where the choice matters most
-    #[arg(value_name = "OPERATOR")]
-    pub operator: Option<String>,
-    /// What to plan for
-    #[command(flatten)]
-    pub planning: PlanningArgs,
-    /// Explain this plan instead of planning
-    #[arg(long, value_name = "PLAN.json")]
-    pub plan: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// `trefoil survey`.
 #[derive(Debug, Args)]
 pub struct SurveyArgs {
@@ -406,6 +337,8 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// BIDENT's Observations 1 and 2 on the units present: seven operators, and a MatMul size sweep with its crossovers
     Operators(BenchOperatorsArgs),
+    /// Planning itself: distance to the optimum or to a lower bound over generated graphs (or given profiles), and speed
+    Plan(BenchPlanArgs),
 }
 
 /// `trefoil bench operators`.

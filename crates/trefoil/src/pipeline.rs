@@ -108,7 +108,7 @@ pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Re
             objective: planning.objective.into(),
             pins: planning.pins.clone(),
         };
-        trefoil_plan::plan(&planning.method, &request)
+        trefoil_plan::plan_with(&planning.method, &request, &planning.options())
     };
     // A question that cannot be planned at all is a planner's error, not one of refinement.
     propose(&profile)?;
@@ -157,7 +157,11 @@ pub fn run(settings: &Settings, quiet: bool) -> Result<Job, CliError> {
             let mut measured = measure(settings, &prepared, quiet)?;
             let plan = match measured.plan.take() {
                 Some(plan) => plan,
-                None => trefoil_plan::plan(&settings.planning.method, &request(settings, &measured))?,
+                None => trefoil_plan::plan_with(
+                    &settings.planning.method,
+                    &request(settings, &measured),
+                    &settings.planning.options(),
+                )?,
             };
             (measured, plan)
         }

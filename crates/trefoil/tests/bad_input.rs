@@ -3,6 +3,7 @@
 mod common;
 
 use common::Workspace;
+use serde_json::Value;
 use std::fs;
 use trefoil_core::{DataType, HostTensor, TensorInfo};
 use trefoil_onnx::builder::ModelBuilder;
@@ -119,6 +120,97 @@ fn profiles_and_plans_of_something_else() {
     assert!(space.fails(["plan", "p.json", "--method", "psychic"], 2).contains("psychic"));
     assert!(space.fails(["plan", "p.json", "--pin", "NoSuchThing*=rten:CPU"], 2).contains("NoSuchThing"));
     assert!(space.fails(["plan", "p.json", "--objective", "energy"], 2).contains("watts"));
+}
+
+/// The sample profile with one change, which must be refused in one line that names the operator.
+#[test]
+fn damaged_profiles_name_the_operator() {
+    let space = Workspace::with_model();
+    space.run([
+        "profile",
+        "small.onnx",
+        "-u",
+        "rten:CPU",
+        "-u",
+        "rten:CPU@0",
+        "--quick",
+        "--no-refine",
+        "-o",
+        "p.json",
+    ]);
+    let profile: Value = serde_json::from_slice(&fs::read(space.path("p.json")).unwrap()).unwrap();
+    let refused = |what: &str, change: &dyn Fn(&mut Value)| -> String {
+        let mut damaged = profile.clone();
+        change(&mut damaged);
+        assert_ne!(damaged, profile, "{what}");
+        fs::write(space.path("damaged.json"), serde_json::to_vec(&damaged).unwrap()).unwrap();
+        let messages = ["auto", "sequential", "dag"]
+            .map(|method| space.fails(["plan", "damaged.json", "--method", method, "-o", "plan.json"], 2));
+        assert!(!space.path("plan.json").exists(), "{what}: nothing is half-written");
+        assert!(messages.iter().all(|message| *message == messages[0]), "{what}: {messages:?}");
+        messages[0].clone()
+    };
+    let operator = &profile["models"][0]["operators"][1];
+    let (name, signature) = (operator["name"].as_str().unwrap(), operator["signature"].clone());
+    let of_operator = |record: &Value| record["subject"]["signature"] == signature;
+    let negative = refused("a negative time", &|profile| {
+        for record in profile["measurements"].as_array_mut().unwrap() {
+            if of_operator(record) {
+                record["outcome"]["timing"]["total"]["median"] = Value::from(-1.0);
+            }
+        }
+    });
+    assert!(negative.contains(name) && negative.contains("-1"), "{negative}");
+    let nowhere = refused("an operator that no unit runs", &|profile| {
+        let records = profile["measurements"].as_array_mut().unwrap();
+        records.retain(|record| record["subject"]["kind"] != "whole-model");
+        for record in records {
+            if of_operator(record) {
+                record["outcome"] =
+                    serde_json::json!({ "result": "failed", "stage": "compile", "reason": "unsupported" });
+            }
+        }
+    });
+    assert!(nowhere.contains(name) && nowhere.contains("unsupported"), "{nowhere}");
+    let missing = refused("a missing measurement", &|profile| {
+        profile["measurements"].as_array_mut().unwrap().retain(|record| !of_operator(record));
+    });
+    assert!(missing.contains(name), "{missing}");
+    let cycle = refused("a cycle", &|profile| {
+        let operators = &mut profile["models"][0]["operators"];
+        let last = operators.as_array().unwrap().len() - 1;
+        let output = operators[last]["outputs"][0].clone();
+        operators[1]["inputs"].as_array_mut().unwrap().push(output.clone());
+        let readers = profile["models"][0]["tensors"][output.as_u64().unwrap() as usize]["consumers"].as_array_mut();
+        readers.unwrap().push(Value::from(1));
+    });
+    assert!(cycle.contains(name), "{cycle}");
+    assert!(refused("no units", &|profile| profile["units"] = serde_json::json!([])).contains("unit"));
+    assert!(refused("another version", &|profile| profile["version"] = Value::from(7)).contains('7'));
+    // JSON has no NaN: such a file is no profile, whoever wrote it.
+    let text = fs::read_to_string(space.path("p.json")).unwrap();
+    let median = text.find("\"median\":").unwrap();
+    let end = median + text[median..].find(',').unwrap();
+    fs::write(space.path("nan.json"), format!("{}\"median\":NaN{}", &text[..median], &text[end..])).unwrap();
+    assert!(space.fails(["plan", "nan.json"], 2).contains("nan.json"));
+    let absent = space.fails(["plan", "p.json", "-u", "openvino:NPU"], 2);
+    assert!(absent.contains("openvino:NPU") && absent.contains("rten:CPU"), "{absent}");
+    for (flag, value, expected) in [
+        ("--what-if", "melt:rten:CPU", "melt"),
+        ("--budget", "soon", "soon"),
+        ("--diff", "missing.json", "missing.json"),
+        ("--workload", "missing.json", "missing.json"),
+        ("--objective", "throughput", "pipeline"),
+    ] {
+        let output = if flag == "--objective" {
+            space.fails(["plan", "p.json", "--method", "dag", flag, value], 2)
+        } else if ["--what-if", "--budget"].contains(&flag) {
+            space.usage(["plan", "p.json", flag, value])
+        } else {
+            space.fails(["plan", "p.json", flag, value], 2)
+        };
+        assert!(output.contains(expected), "{flag}: {output}");
+    }
 }
 
 #[test]

@@ -160,3 +160,122 @@ fn simulated_units_plan_without_hardware() {
     let text = stdout(&space.output(["plan", "p.json", "--method", "sequential"]));
     assert!(text.contains("simulated"), "a simulated number is labelled: {text}");
 }
+
+/// A profile of the sample model on a simulated SoC: several unlike units without hardware.
+fn simulated(space: &Workspace, output: &str) {
+    space.run([
+        "profile",
+        "small.onnx",
+        "-u",
+        "sim:lunar-lake/CPU",
+        "-u",
+        "sim:lunar-lake/GPU",
+        "-u",
+        "sim:lunar-lake/NPU",
+        "-o",
+        output,
+    ]);
+}
+
+#[test]
+fn every_method_prints_the_contract_and_a_certificate_that_holds() {
+    let space = Workspace::with_model();
+    simulated(&space, "p.json");
+    let profile: Value = serde_json::from_slice(&std::fs::read(space.path("p.json")).unwrap()).unwrap();
+    let operators = profile["models"][0]["operators"].as_array().unwrap().len();
+    for (method, objective) in [
+        ("auto", "latency"),
+        ("sequential", "latency"),
+        ("phases", "latency"),
+        ("phases-exclusive", "energy"),
+        ("dag", "latency"),
+        ("dag", "energy"),
+        ("interval", "energy"),
+        ("concurrent", "latency"),
+        ("pipeline", "throughput"),
+    ] {
+        let plan = json(&space.output([
+            "plan",
+            "p.json",
+            "--method",
+            method,
+            "--objective",
+            objective,
+            "--budget",
+            "50ms",
+            "--json",
+            "-o",
+            "plan.json",
+            "--certificate",
+            "c.json",
+        ]));
+        for key in ["makespan_ms", "gap", "exact", "timeline", "claimed", "method"] {
+            assert!(!plan[key].is_null(), "{key} of {method} for {objective}: {plan:#}");
+        }
+        let bound = if objective == "energy" { "model_bound_j" } else { "model_bound_ms" };
+        assert!(plan[bound].as_f64().unwrap() > 0.0, "{bound} of {method}");
+        assert_eq!(plan["period_ms"].is_null(), objective != "throughput");
+        assert_eq!(plan["assignments"].as_array().unwrap().len(), operators, "{method}");
+        assert!(plan["assignments"][0]["unit"].as_str().unwrap().starts_with("sim:lunar-lake/"));
+        let paper: Value = serde_json::from_slice(&std::fs::read(space.path("c.json")).unwrap()).unwrap();
+        let verdict = trefoil_check::check(&paper, std::slice::from_ref(&profile))
+            .unwrap_or_else(|error| panic!("{method} for {objective}: {error}"));
+        assert!(verdict.bound.is_some(), "{method}");
+    }
+    let listed = stdout(&space.output(["plan", "--list-methods"]));
+    for method in ["dag", "phases", "aligned", "joint", "concurrent", "pipeline", "pareto", "sequential"] {
+        assert!(listed.lines().any(|line| line.starts_with(method)), "{method} of {listed}");
+    }
+}
+
+#[test]
+fn several_profiles_are_planned_together() {
+    let space = Workspace::with_model();
+    simulated(&space, "p.json");
+    for method in ["auto", "concurrent", "aligned", "joint", "joint-units"] {
+        let plan = json(&space.output(["plan", "p.json", "p.json", "--method", method, "--budget", "50ms", "--json"]));
+        assert_eq!(plan["models"].as_array().unwrap().len(), 2, "{method}: {plan:#}");
+        assert!(plan["makespan_ms"].as_f64().unwrap() > 0.0);
+    }
+    let text = space.fails(["plan", "p.json", "p.json", "p.json", "--method", "joint"], 2);
+    assert!(text.contains("two"), "{text}");
+    let text = space.fails(["plan", "p.json", "p.json", "--method", "sequential"], 2);
+    assert!(text.contains("concurrent"), "{text}");
+    let workload = r#"{ "applications": [
+        { "stages": [{ "profile": 0 }], "items": 2, "period_ms": 0.05, "deadline_ms": 500 },
+        { "stages": [{ "profile": 0 }], "offset_ms": 0.01, "weight": 2 } ], "weighted": true }"#;
+    std::fs::write(space.path("w.json"), workload).unwrap();
+    let plan = json(&space.output(["plan", "p.json", "--workload", "w.json", "--budget", "50ms", "--json"]));
+    assert_eq!(plan["requests"].as_array().unwrap().len(), 3, "{plan:#}");
+    std::fs::write(space.path("w.json"), r#"{ "applications": [{ "stages": [{ "profile": 7 }] }] }"#).unwrap();
+    assert!(space.fails(["plan", "p.json", "--workload", "w.json"], 2).contains("profile 7"));
+}
+
+#[test]
+fn fronts_what_ifs_diffs_and_ports() {
+    let space = Workspace::with_model();
+    simulated(&space, "p.json");
+    let front = json(&space.output(["plan", "p.json", "--method", "pareto", "--budget", "50ms", "--json"]));
+    let points = front["points"].as_array().unwrap();
+    assert!(!points.is_empty());
+    for pair in points.windows(2) {
+        assert!(pair[0]["latency_ms"].as_f64() < pair[1]["latency_ms"].as_f64(), "{front:#}");
+    }
+    assert!(stdout(&space.output(["plan", "p.json", "--method", "pareto", "--budget", "50ms"])).contains("simulated"));
+
+    let gone = json(&space.output(["plan", "p.json", "--what-if", "without:sim:lunar-lake/CPU", "--json"]));
+    assert!(gone["replanned"].as_f64() >= gone["before"].as_f64(), "{gone:#}");
+    let assignments = gone["plan"]["assignments"].as_array().unwrap();
+    assert!(assignments.iter().all(|entry| entry["unit"] != "sim:lunar-lake/CPU"));
+    let busy = stdout(&space.output(["plan", "p.json", "--what-if", "busy:sim:lunar-lake/CPU=3"]));
+    assert!(busy.contains("predicted"), "{busy}");
+    assert!(space.fails(["plan", "p.json", "--what-if", "slow:rten:CPU=2"], 2).contains("rten:CPU"));
+
+    space.run(["plan", "p.json", "--method", "single:sim:lunar-lake/NPU", "-o", "npu.json"]);
+    let moved =
+        stdout(&space.output(["plan", "p.json", "--method", "single:sim:lunar-lake/CPU", "--diff", "npu.json"]));
+    assert!(moved.contains("sim:lunar-lake/NPU → sim:lunar-lake/CPU"), "{moved}");
+
+    let ports = json(&space.output(["explain", "p.json", "--ports", "--json"]));
+    assert!(ports.as_array().is_some());
+}

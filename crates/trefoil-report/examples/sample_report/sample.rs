@@ -255,6 +255,7 @@ pub fn plan(graph: &OperatorGraph, profile: &Profile, parts: u32) -> Plan {
         version: PLAN_VERSION,
         method: "interval".into(),
         objective: Objective::Latency,
+        requests: Vec::new(),
         models: vec![PlannedModel {
             name: graph.model.clone(),
             fingerprint: graph.fingerprint.clone(),

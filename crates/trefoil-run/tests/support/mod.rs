@@ -320,6 +320,7 @@ pub fn plan(
             granularity: graph.granularity,
             operators: graph.len() as u32,
         }],
+        requests: Vec::new(),
         units: units.to_vec(),
         segments,
         tasks,

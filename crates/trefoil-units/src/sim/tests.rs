@@ -107,13 +107,30 @@ fn heterovdiff_rates_give_its_cuts() {
     assert!(soc.operator_ms(&conv3d, "NPU").is_some());
 }
 
+/// BIDENT 2.1: matrix-vector products are memory-bound, so their time is that of their weights.
+#[test]
+fn matrix_vector_products_go_by_bytes() {
+    let soc = description("lunar-lake").unwrap();
+    let product = |weight_bytes, int8| Workload {
+        weight_bytes,
+        ..work("MatMul", OperatorClass::Memory, Some(2 << 24), 16 << 10, int8)
+    };
+    let (fp16, int8) = (times(&soc, &product(2 << 24, false)), times(&soc, &product(1 << 24, true)));
+    for (device, (fp16, int8)) in ["CPU", "GPU", "NPU"].into_iter().zip(fp16.into_iter().zip(int8)) {
+        let dispatch = soc.device(device).unwrap().dispatch_ms.value;
+        let ratio = (fp16 - dispatch) / (int8 - dispatch);
+        assert!((1.5..2.5).contains(&ratio), "{device}: {ratio}");
+    }
+}
+
 #[test]
 fn rates_hold_at_their_points_and_outside() {
     let soc = description("lunar-lake").unwrap();
     let cpu = soc.device("CPU").unwrap();
+    let fp16 = cpu.rates.iter().find(|rate| rate.int8 == Some(false)).unwrap();
     for size in [64u64, 128, 512, 2048] {
         let amount = 2.0 * (size as f64).powi(3);
-        let rate = cpu.rates[1].per_second.iter().find(|[work, _]| *work == amount).unwrap()[1];
+        let rate = fp16.per_second.iter().find(|[work, _]| *work == amount).unwrap()[1];
         let time = cpu.operator_time(&matmul(size, false)).unwrap();
         assert!((time.exec_ms - amount / rate * 1e3).abs() < 1e-9 * time.exec_ms);
     }

@@ -21,12 +21,15 @@ pub fn run(args: &ExplainArgs) -> Result<(), CliError> {
         objective: args.planning.objective.into(),
         pins: args.planning.pins.clone(),
     };
+    if args.ports {
+        return ports(args, &request);
+    }
     let plan = if let Some(path) = &args.plan {
         let plan = load_plan(path)?;
         plan.check(&[graph])?;
         plan
     } else {
-        trefoil_plan::plan(&args.planning.method, &request)?
+        trefoil_plan::plan_with(&args.planning.method, &request, &args.planning.options())?
     };
     let wanted = args.operator.as_ref().map_or_else(|| Ok(graph.ids().collect()), |wanted| find(graph, wanted))?;
     let explained = wanted.into_iter().map(|id| explain(&request, &plan, id));
@@ -40,6 +43,19 @@ pub fn run(args: &ExplainArgs) -> Result<(), CliError> {
     }
     let texts: Vec<_> = explanations.iter().map(ToString::to_string).collect();
     print(&(texts.join("\n") + "\n"))
+}
+
+/// `--ports`.
+fn ports(args: &ExplainArgs, request: &PlanRequest<'_>) -> Result<(), CliError> {
+    let ports = trefoil_plan::ports(&args.planning.method, request, &args.planning.options())?;
+    if args.json {
+        return print_json(&ports);
+    }
+    let mut text: String = ports.iter().fold(String::new(), |text, port| text + &port.to_string() + "\n");
+    if ports.is_empty() {
+        text = format!("every unit runs every operator of {} that another one runs\n", request.graph.model);
+    }
+    print(&text)
 }
 
 /// What is at stake in an operator's placement: how far its costs on the units that run it lie apart.

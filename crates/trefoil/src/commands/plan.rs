@@ -1,45 +1,172 @@
-//! `trefoil plan`: a placement from a profile.
+//! `trefoil plan`: a placement from a profile, or of several models from several profiles.
 
-use crate::cli::PlanArgs;
-use crate::context::{self, print, print_json, width};
+use super::{simulated, workload};
+use crate::cli::{ObjectiveArg, PlanArgs};
+use crate::commands::plan_output::{self, Printed};
+use crate::context::{self, print, print_json};
 use crate::error::CliError;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
-use trefoil_core::{Objective, OperatorGraph, OperatorId, Plan, UnitAddress};
+use std::path::{Path, PathBuf};
+use trefoil_core::{OperatorGraph, OperatorId, Plan, Profile, UnitAddress};
 use trefoil_plan::{METHODS, PlanRequest};
-use trefoil_report::{TableFormat, plan_table, segment_rows};
 
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     if args.list_methods {
-        let lines: String = METHODS.iter().fold(String::new(), |mut text, method| {
-            let _ = writeln!(text, "{:<12} {}", method.name, method.summary);
-            text
-        });
-        return print(&lines);
+        return print(&list_methods());
     }
     context::check_writable(args.output.as_deref())?;
-    let profile = trefoil_profile::load_profile(&args.profile)?;
-    let graph = profile.model(None)?;
-    let request = PlanRequest {
-        profile: &profile,
-        graph,
-        units: args.units.clone(),
-        objective: args.planning.objective.into(),
-        pins: args.planning.pins.clone(),
+    context::check_writable(args.certificate.as_deref())?;
+    let other = args.diff.as_deref().map(load_plan).transpose()?;
+    let profiles = profiles(args)?;
+    let (given, requests) = match &args.workload {
+        Some(path) => {
+            let (plan, requests) = workload::plan(path, args, &profiles)?;
+            (Some(plan), requests)
+        }
+        None => (None, requests(args, &profiles)?),
     };
-    let plan = match &args.import {
-        Some(path) => trefoil_plan::import(&request, &read_split(path, graph)?)?,
-        None => trefoil_plan::plan(&args.planning.method, &request)?,
+    let graphs: Vec<&OperatorGraph> = requests.iter().map(|request| request.graph).collect();
+    if !args.what_if.is_empty() {
+        return what_if(args, &requests);
+    }
+    if args.planning.method == "pareto" {
+        return front(args, &requests);
+    }
+    let mut plan = match (given, &args.import) {
+        (Some(plan), _) => plan,
+        (None, Some(path)) => trefoil_plan::import(single(&requests, "--import")?, &read_split(path, graphs[0])?)?,
+        (None, None) => make(args, &requests)?,
     };
+    if args.on.is_some() {
+        plan.notes.extend(profiles.iter().flat_map(|profile| profile.notes.iter().cloned()));
+        plan.notes.dedup();
+    }
     if let Some(path) = &args.output {
         save_plan(&plan, path)?;
     }
-    if args.json {
-        return print_json(&plan);
+    if let Some(path) = &args.certificate {
+        let certificate = trefoil_plan::certificate(&requests, &plan)?;
+        let text = serde_json::to_string(&certificate)
+            .map_err(|error| CliError::Usage(format!("cannot write the certificate: {error}")))?;
+        context::write_text(path, &(text + "\n"))?;
     }
-    print(&describe(&plan, graph))
+    let changes = other.map(|other| trefoil_plan::diff(&other, &plan, &graphs)).transpose()?;
+    if args.json {
+        let mut value = plan_output::json(&plan, &graphs)?;
+        if let (Some(changes), Some(object)) = (&changes, value.as_object_mut()) {
+            object.insert("diff".to_owned(), serde_json::json!(changes));
+        }
+        return print_json(&value);
+    }
+    let mut text = plan_output::describe(&plan, &graphs);
+    if let Some(path) = &args.certificate {
+        let _ = writeln!(text, "certificate: {} (verify it with trefoil-check and the profile)", path.display());
+    }
+    if let Some(changes) = changes {
+        text += "\n";
+        text += &changes.to_string();
+    }
+    print(&text)
+}
+
+fn list_methods() -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, summary: &str| {
+        let _ = writeln!(text, "{name:<17} {summary}");
+    };
+    let known = |name: &str| METHODS.iter().any(|method| method.name == name);
+    METHODS.iter().for_each(|method| line(method.name, method.summary));
+    line("pareto", "the plans of which none is beaten in latency, energy and memory at once");
+    let several = trefoil_plan::SEVERAL_METHODS.iter().filter(|method| !known(method.name));
+    several.for_each(|method| line(method.name, &format!("{} (two profiles)", method.summary)));
+    text
+}
+
+/// The profiles given, or made for a simulated machine.
+fn profiles(args: &PlanArgs) -> Result<Vec<Profile>, CliError> {
+    let of = |path: &PathBuf| match &args.on {
+        Some(machine) => simulated::profile(args, path, machine),
+        None => Ok(trefoil_profile::load_profile(path)?),
+    };
+    args.profiles.iter().map(of).collect()
+}
+
+/// One request for each profile, all for the same units.
+fn requests<'a>(args: &PlanArgs, profiles: &'a [Profile]) -> Result<Vec<PlanRequest<'a>>, CliError> {
+    profiles
+        .iter()
+        .map(|profile| {
+            Ok(PlanRequest {
+                profile,
+                graph: profile.model(None)?,
+                units: args.units.clone(),
+                objective: args.planning.objective.into(),
+                pins: args.planning.pins.clone(),
+            })
+        })
+        .collect()
+}
+
+fn single<'r, 'a>(requests: &'r [PlanRequest<'a>], what: &str) -> Result<&'r PlanRequest<'a>, CliError> {
+    match requests {
+        [request] => Ok(request),
+        _ => Err(CliError::Usage(format!("{what} is for one profile, but {} were given", requests.len()))),
+    }
+}
+
+fn make(args: &PlanArgs, requests: &[PlanRequest<'_>]) -> Result<Plan, CliError> {
+    let options = args.planning.options();
+    Ok(match requests {
+        [request] if !trefoil_plan::SEVERAL_METHODS.iter().any(|method| method.name == args.planning.method) => {
+            trefoil_plan::plan_with(&args.planning.method, request, &options)?
+        }
+        _ => trefoil_plan::plan_several(&args.planning.method, requests, &options)?,
+    })
+}
+
+/// `--what-if`.
+fn what_if(args: &PlanArgs, requests: &[PlanRequest<'_>]) -> Result<(), CliError> {
+    let request = single(requests, "--what-if")?;
+    if args.planning.objective == ObjectiveArg::Throughput {
+        return Err(CliError::Usage("--what-if replays one inference; ask for latency or energy".to_owned()));
+    }
+    let replay = trefoil_plan::what_if(&args.planning.method, request, &args.planning.options(), &args.what_if)?;
+    if let Some(path) = &args.output {
+        save_plan(&replay.plan, path)?;
+    }
+    if args.json {
+        let mut value = serde_json::json!(replay);
+        value["plan"] = plan_output::json(&replay.plan, &[request.graph])?;
+        return print_json(&value);
+    }
+    print(&format!("{replay}\n{}", plan_output::describe(&replay.plan, &[request.graph])))
+}
+
+/// `--method pareto`.
+fn front(args: &PlanArgs, requests: &[PlanRequest<'_>]) -> Result<(), CliError> {
+    let request = single(requests, "method `pareto`")?;
+    if args.output.is_some() || args.certificate.is_some() || args.diff.is_some() {
+        return Err(CliError::Usage(
+            "method `pareto` makes several plans: take one from `--json`, without -o, --certificate or --diff"
+                .to_owned(),
+        ));
+    }
+    let front = trefoil_plan::pareto_plans(request, &args.planning.options())?;
+    if args.json {
+        let points: Vec<Printed> = front
+            .points
+            .iter()
+            .map(|(cost, plan)| {
+                let mut value = serde_json::json!(cost);
+                value["plan"] = plan_output::json(plan, &[request.graph])?;
+                Ok(value)
+            })
+            .collect::<Result<_, CliError>>()?;
+        return print_json(&serde_json::json!({ "method": "pareto", "exact": front.exact, "points": points }));
+    }
+    print(&plan_output::front(&front, request.graph))
 }
 
 /// Writes a plan file.
@@ -80,34 +207,4 @@ fn read_split(path: &Path, graph: &OperatorGraph) -> Result<Vec<(OperatorId, Uni
             Ok((id, unit))
         })
         .collect()
-}
-
-/// The plan in words and a table.
-pub fn describe(plan: &Plan, graph: &OperatorGraph) -> String {
-    let unit = match plan.objective {
-        Objective::Energy => "J",
-        Objective::Latency | Objective::Throughput => "ms",
-    };
-    let origin = plan.timeline.origin;
-    let mut text = format!("{}: method {}, objective {:?}\n", graph.model, plan.method, plan.objective).to_lowercase();
-    let _ =
-        write!(text, "claimed {:.4} {unit} ({origin}), simulated makespan {:.4} ms", plan.claimed, plan.simulated_ms);
-    if let Some(bound) = plan.model_bound {
-        let _ = write!(text, ", model bound {bound:.4} {unit}");
-    }
-    if let Some(gap) = plan.gap {
-        let _ = write!(text, ", gap {:.1}%", gap * 100.0);
-    }
-    let _ = writeln!(
-        text,
-        "\n{}, {}, {} crossing(s)",
-        if plan.exact { "optimal under these costs" } else { "not proven optimal" },
-        if plan.all_measured { "every segment measured whole" } else { "with segments that were not measured whole" },
-        plan.crossings()
-    );
-    text += &plan_table(&segment_rows(plan, 0, graph, None)).render(TableFormat::Text, width());
-    for note in &plan.notes {
-        let _ = writeln!(text, "note: {note}");
-    }
-    text
 }

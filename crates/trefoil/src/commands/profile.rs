@@ -1,7 +1,7 @@
 //! `trefoil profile`: measurements of a model on units, refined.
 
 use crate::cli::{ProfileArgs, ShowArgs};
-use crate::commands::plan::describe;
+use crate::commands::plan_output::describe;
 use crate::context::{self, print, print_json, width};
 use crate::error::CliError;
 use crate::pipeline::{self, Settings};
@@ -24,6 +24,8 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
             objective: crate::cli::ObjectiveArg::Latency,
             method: "auto".to_owned(),
             pins: Vec::new(),
+            budget: None,
+            seed: 1,
         },
         show: ShowArgs { rounds: 0, verify: false, strict: false, report: None, json: args.json },
         profile: None,
@@ -55,7 +57,7 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     text += &unit_totals_table(&unit_totals(profile, graph, &[])).render(TableFormat::Text, width());
     if let Some(plan) = &measured.plan {
         text += "\n";
-        text += &describe(plan, graph);
+        text += &describe(plan, &[graph]);
     }
     for note in &profile.notes {
         let _ = writeln!(text, "note: {note}");

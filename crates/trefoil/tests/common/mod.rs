@@ -74,6 +74,13 @@ impl Workspace {
         drop(self.output(arguments));
     }
 
+    /// Runs and expects the command line itself to be refused (exit code 2); returns what is said.
+    pub fn usage<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
+        let output = self.command(arguments).output().expect("the program starts");
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        stderr(&output)
+    }
+
     /// Runs and expects failure with `code` and exactly one line on standard error, which is returned.
     pub fn fails<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>, code: i32) -> String {
         let output = self.command(arguments).output().expect("the program starts");

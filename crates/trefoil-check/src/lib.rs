@@ -1,0 +1,144 @@
+//! A second opinion on plans: reads a certificate and the profile(s) it was made from, and verifies from the measurements
+//! alone that the schedule can happen, that it costs what is claimed, and that no plan of its kind costs less than the
+//! stated bound.
+//!
+//! This crate shares no code with the planners, the simulator or the vocabulary crate: it reads both files as plain JSON and
+//! derives every cost anew. It does not search; each proof is checked by substitution, in time linear in its size. The
+//! format is described in `docs/src/formats.md` (Certificate) and the arguments behind the proofs in `docs/src/planning.md`.
+
+#![cfg_attr(test, allow(clippy::float_cmp))]
+
+mod bounds;
+mod costs;
+mod json;
+mod machine;
+mod schedule;
+
+use serde_json::Value;
+use thiserror::Error;
+
+/// Name of the file format, first field of every certificate.
+pub const CERTIFICATE_FORMAT: &str = "trefoil-certificate";
+/// Version that this checker reads.
+pub const CERTIFICATE_VERSION: u64 = 1;
+/// Relative slack for sums of the same numbers in another order.
+pub const TOLERANCE: f64 = 1e-6;
+
+/// Why a certificate is refused.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum CheckError {
+    /// A file is not what it should be.
+    #[error("cannot read the {file}: {reason}")]
+    Format {
+        /// `certificate` or `profile`.
+        file: &'static str,
+        /// What is missing or odd, with its place.
+        reason: String,
+    },
+    /// The certificate belongs to another profile.
+    #[error("the certificate is not for this profile: {0}")]
+    OtherProfile(String),
+    /// The schedule cannot happen.
+    #[error("the schedule is not feasible: {0}")]
+    Schedule(String),
+    /// A cost is not what the profile says.
+    #[error("task {task} is said to cost {stated} ms, but the profile gives {derived} ms")]
+    Cost {
+        /// Index of the task.
+        task: usize,
+        /// What the certificate says.
+        stated: f64,
+        /// What the profile gives.
+        derived: f64,
+    },
+    /// The claimed objective does not follow from the schedule.
+    #[error("the claim is wrong: {0}")]
+    Claim(String),
+    /// A lower bound does not hold.
+    #[error("the lower bound is not proven: {0}")]
+    Bound(String),
+}
+
+/// What was verified.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// `latency` or `energy`.
+    pub objective: String,
+    /// The verified cost in the objective's unit (ms or J).
+    pub value: f64,
+    /// Makespan of the verified schedule, in milliseconds.
+    pub makespan_ms: f64,
+    /// The best verified lower bound, in the objective's unit; `None` when the certificate states none.
+    pub bound: Option<f64>,
+    /// Kinds of the proofs that were verified.
+    pub proofs: Vec<String>,
+    /// Number of tasks.
+    pub tasks: usize,
+    /// Tasks whose cost is an estimate that was derived anew, not one measurement.
+    pub estimated: usize,
+}
+
+impl Verdict {
+    /// `value / bound − 1`.
+    pub fn gap(&self) -> Option<f64> {
+        self.bound.filter(|&bound| bound > 0.0).map(|bound| (self.value / bound - 1.0).max(0.0))
+    }
+
+    /// Whether cost and bound meet.
+    pub fn is_optimal(&self) -> bool {
+        self.bound.is_some_and(|bound| close_above(bound, self.value))
+    }
+}
+
+/// Whether `low ≥ high` but for rounding.
+fn close_above(low: f64, high: f64) -> bool {
+    low >= high - TOLERANCE * high.abs().max(1e-9)
+}
+
+/// Whether two sums are equal but for rounding.
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() <= TOLERANCE * a.abs().max(b.abs()).max(1e-9)
+}
+
+/// Verifies a certificate against the profile(s) that its plan was made from, in the order they were given to the planner.
+///
+/// # Errors
+/// The first [`CheckError`] found.
+pub fn check(certificate: &Value, profiles: &[Value]) -> Result<Verdict, CheckError> {
+    let header = |value: &Value, file, format: &str| {
+        let found = (json::text(value, "format"), value.get("version").and_then(Value::as_u64));
+        match found {
+            (Some(name), Some(1)) if name == format => Ok(()),
+            (name, version) => Err(CheckError::Format {
+                file,
+                reason: format!("format `{}` version {version:?}, not `{format}` version 1", name.unwrap_or_default()),
+            }),
+        }
+    };
+    header(certificate, "certificate", CERTIFICATE_FORMAT)?;
+    for profile in profiles {
+        header(profile, "profile", "trefoil-profile")?;
+    }
+    let machine = machine::Machine::read(certificate, profiles)?;
+    let objective = json::text(certificate, "objective").unwrap_or_default().to_owned();
+    let per_ms = machine.prices(&objective)?;
+    let models = costs::Model::read_all(certificate, profiles, &machine)?;
+    let schedule = schedule::Schedule::read(certificate, &models, &machine)?;
+    schedule.verify(&models, &machine)?;
+    let value = schedule.verify_claim(certificate, &models, &machine, &per_ms)?;
+    let (bound, proofs) = bounds::verify(certificate, &models, &machine, &per_ms, &schedule)?;
+    if let Some(bound) = bound
+        && !close_above(value, bound)
+    {
+        return Err(CheckError::Bound(format!("the bound {bound} is above the cost {value}")));
+    }
+    Ok(Verdict {
+        objective,
+        value,
+        makespan_ms: schedule.makespan(),
+        bound,
+        proofs,
+        tasks: schedule.tasks.len(),
+        estimated: schedule.estimated,
+    })
+}

@@ -1,0 +1,226 @@
+//! What the profile says of units: resources, transfers, slowdowns, powers.
+
+use crate::CheckError;
+use crate::json::{Reader, text};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+const PROFILE: Reader = Reader("profile");
+
+/// Class of work, for slowdowns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    Compute,
+    Memory,
+}
+
+impl Class {
+    pub fn read(name: Option<&str>) -> Self {
+        if name == Some("compute") { Self::Compute } else { Self::Memory }
+    }
+}
+
+#[derive(Debug)]
+pub struct Unit {
+    pub address: String,
+    pub accelerator: bool,
+    pub resources: BTreeSet<String>,
+    pub watts: Option<f64>,
+    pub memory_bytes: Option<f64>,
+}
+
+/// The units that the certificate's plan could choose from.
+#[derive(Debug)]
+pub struct Machine {
+    pub units: Vec<Unit>,
+    pub idle_watts: Option<f64>,
+    /// Row-major from × to: `(bytes, ms)` ascending.
+    transfers: Vec<Vec<(f64, f64)>>,
+    /// (slowed, interfering) → (class, class of the interference) → factor.
+    slowdowns: BTreeMap<(usize, usize), BTreeMap<(Class, Class), f64>>,
+}
+
+/// The newest record of every subject on its units: of equal ones the last counts.
+pub fn newest(profile: &Value) -> Result<BTreeMap<String, &Value>, CheckError> {
+    let mut found = BTreeMap::new();
+    for record in PROFILE.list(profile, "measurements")? {
+        found.insert(key(&record["subject"], &record["units"]), record);
+    }
+    Ok(found)
+}
+
+/// Key of a subject on units.
+pub fn key(subject: &Value, units: &Value) -> String {
+    format!("{subject}|{units}")
+}
+
+/// `(ms, h2d, d2h)` of a record that ran: the caller's total, else dispatch and execution.
+pub fn time(record: &Value) -> Option<(f64, Option<f64>, Option<f64>)> {
+    let outcome = &record["outcome"];
+    if text(outcome, "result") != Some("ok") {
+        return None;
+    }
+    let part = |name: &str| outcome["timing"][name]["median"].as_f64();
+    let parts = match (part("dispatch"), part("exec")) {
+        (None, None) => None,
+        (dispatch, exec) => Some(dispatch.unwrap_or(0.0) + exec.unwrap_or(0.0)),
+    };
+    Some((part("total").or(parts)?, part("h2d"), part("d2h")))
+}
+
+impl Machine {
+    pub fn read(certificate: &Value, profiles: &[Value]) -> Result<Self, CheckError> {
+        let profile = profiles.first().ok_or_else(|| PROFILE.fail("there is none"))?;
+        let names = Reader("certificate").list(certificate, "units")?;
+        let records = newest(profile)?;
+        let described = PROFILE.list(profile, "units")?;
+        let mut units = Vec::new();
+        for name in names {
+            let unit = described
+                .iter()
+                .find(|unit| unit["address"] == *name)
+                .ok_or_else(|| CheckError::OtherProfile(format!("it has no unit {name}")))?;
+            let address = name.as_str().unwrap_or_default().to_owned();
+            let mut resources: BTreeSet<String> =
+                PROFILE.list(unit, "resources")?.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+            if resources.is_empty() {
+                resources.insert(format!("unit:{address}"));
+            }
+            let power = records.get(&key(&serde_json::json!({ "kind": "power" }), &Value::Array(vec![name.clone()])));
+            let watts = power.and_then(|record| record["outcome"]["value"]["median"].as_f64());
+            units.push(Unit {
+                accelerator: text(unit, "kind") != Some("cpu"),
+                watts: watts.or_else(|| profile["declared_watts"][&address].as_f64()),
+                memory_bytes: unit["limits"]["memory_bytes"].as_f64(),
+                resources,
+                address,
+            });
+        }
+        let mut machine = Self {
+            idle_watts: profile["declared_watts"]["idle"].as_f64(),
+            transfers: vec![Vec::new(); units.len() * units.len()],
+            slowdowns: BTreeMap::new(),
+            units,
+        };
+        for record in records.values() {
+            machine.read_pair(record);
+        }
+        for points in &mut machine.transfers {
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        }
+        Ok(machine)
+    }
+
+    fn read_pair(&mut self, record: &Value) {
+        let Some([from, to]) = record["units"].as_array().map(Vec::as_slice) else { return };
+        let place = |name: &Value| self.units.iter().position(|unit| *name == *unit.address);
+        let (Some(from), Some(to)) = (place(from), place(to)) else { return };
+        let subject = &record["subject"];
+        match text(subject, "kind") {
+            Some("transfer") => {
+                // Only the caller's own total counts for a transfer.
+                let total = record["outcome"]["timing"]["total"]["median"].as_f64();
+                if let (Some(bytes), Some(total)) = (subject["bytes"].as_f64(), total) {
+                    self.transfers[from * self.units.len() + to].push((bytes, total));
+                }
+            }
+            Some("slowdown") => {
+                if let Some(factor) = record["outcome"]["value"]["median"].as_f64() {
+                    let classes = (Class::read(text(subject, "class")), Class::read(text(subject, "interference")));
+                    self.slowdowns.entry((from, to)).or_default().insert(classes, factor);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Piecewise linear between measured sizes, constant below, the last slope above.
+    pub fn transfer(&self, from: usize, to: usize, bytes: f64) -> f64 {
+        if from == to {
+            return 0.0;
+        }
+        let points = &self.transfers[from * self.units.len() + to];
+        let Some(&first) = points.first() else { return 0.0 };
+        if points.len() == 1 || bytes <= first.0 {
+            return first.1;
+        }
+        let right = points.iter().position(|point| point.0 >= bytes).unwrap_or(points.len() - 1).max(1);
+        let (low, high) = (points[right - 1], points[right]);
+        if high.0 <= low.0 {
+            return high.1;
+        }
+        (low.1 + (high.1 - low.1) * (bytes - low.0) / (high.0 - low.0)).max(0.0)
+    }
+
+    /// The measured factor of one unit's work beside another's: of exactly these classes, else the worst of the slowed class.
+    fn pair(&self, slowed: (usize, Class), other: (usize, Class)) -> Option<f64> {
+        let measured = self.slowdowns.get(&(slowed.0, other.0))?;
+        let of_class = measured.iter().filter(|entry| entry.0.0 == slowed.1).map(|entry| *entry.1);
+        measured.get(&(slowed.1, other.1)).copied().or_else(|| of_class.reduce(f64::max))
+    }
+
+    /// The least factor that any work on a unit can see while exactly the units of `set` are busy.
+    pub fn least_beside(&self, unit: usize, set: &[usize]) -> f64 {
+        let classes = [Class::Compute, Class::Memory];
+        let of_class = |class: Class| {
+            let others = set.iter().filter(|&&other| other != unit);
+            let worst = others
+                .filter_map(|&other| {
+                    classes.iter().filter_map(|&its| self.pair((unit, class), (other, its))).reduce(f64::min)
+                })
+                .reduce(f64::max);
+            worst.unwrap_or(1.0)
+        };
+        of_class(Class::Compute).min(of_class(Class::Memory))
+    }
+
+    /// Sets of units that share no resource and so can be busy at once; `None` when there are too many units to list them.
+    pub fn busy_sets(&self) -> Option<Vec<Vec<usize>>> {
+        let count = self.units.len();
+        if count > 12 {
+            return None;
+        }
+        let disjoint = |set: &[usize]| {
+            set.iter().all(|&one| {
+                set.iter().all(|&two| one == two || self.units[one].resources.is_disjoint(&self.units[two].resources))
+            })
+        };
+        let sets = (1usize..1 << count).map(|code| (0..count).filter(|unit| code >> unit & 1 == 1).collect::<Vec<_>>());
+        Some(sets.filter(|set| disjoint(set)).collect())
+    }
+
+    /// How much slower a unit works on `class` while `others` are busy.
+    pub fn factor(&self, unit: usize, class: Class, others: &[(usize, Class)]) -> f64 {
+        let mut worst: Option<f64> = None;
+        for &(other, interference) in others {
+            if let Some(factor) = self.pair((unit, class), (other, interference)) {
+                worst = Some(worst.map_or(factor, |worst| worst.max(factor)));
+            }
+        }
+        worst.unwrap_or(1.0)
+    }
+
+    /// The least factor that can apply to a unit's work of a class: below 1 only where some unit speeds it up.
+    pub fn least_factor(&self, unit: usize, class: Class) -> f64 {
+        let own = self.slowdowns.iter().filter(|entry| entry.0.0 == unit);
+        let factors = own.flat_map(|entry| entry.1.iter()).filter(|entry| entry.0.0 == class);
+        factors.map(|entry| *entry.1).fold(1.0, f64::min)
+    }
+
+    /// The objective's price of one busy millisecond on each unit.
+    pub fn prices(&self, objective: &str) -> Result<Vec<f64>, CheckError> {
+        match objective {
+            "latency" | "throughput" => Ok(vec![1.0; self.units.len()]),
+            "energy" => self
+                .units
+                .iter()
+                .map(|unit| {
+                    unit.watts
+                        .map(|watts| watts / 1e3)
+                        .ok_or_else(|| CheckError::OtherProfile(format!("it tells no power of {}", unit.address)))
+                })
+                .collect(),
+            other => Err(Reader("certificate").fail(format!("objective `{other}`"))),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! `trefoil-check CERTIFICATE.json PROFILE.json…`: verifies a plan's certificate against the profile(s) it was made from.
+
+use serde_json::Value;
+use std::process::ExitCode;
+use trefoil_check::Verdict;
+
+const USAGE: &str = "usage: trefoil-check CERTIFICATE.json PROFILE.json [PROFILE2.json ...]
+
+Verifies a certificate written by `trefoil plan --certificate` against the profile(s) the plan was made from.
+Exit codes: 0 everything holds, 1 something does not, 2 a file cannot be read.";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.len() < 2 || arguments.iter().any(|argument| argument == "-h" || argument == "--help") {
+        eprintln!("{USAGE}");
+        return ExitCode::from(if arguments.len() < 2 { 2 } else { 0 });
+    }
+    let files: Result<Vec<Value>, String> = arguments
+        .iter()
+        .map(|path| {
+            let text = std::fs::read(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+            serde_json::from_slice(&text).map_err(|error| format!("{path} is no JSON: {error}"))
+        })
+        .collect();
+    let files = match files {
+        Ok(files) => files,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    match trefoil_check::check(&files[0], &files[1..]) {
+        Ok(verdict) => {
+            println!("{}", describe(&verdict));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(match error {
+                trefoil_check::CheckError::Format { .. } => 2,
+                _ => 1,
+            })
+        }
+    }
+}
+
+fn describe(verdict: &Verdict) -> String {
+    let unit = if verdict.objective == "energy" { "J" } else { "ms" };
+    let mut lines = vec![
+        format!("feasible: {} tasks end after {:.6} ms", verdict.tasks, verdict.makespan_ms),
+        format!("cost verified: {:.6} {unit}", verdict.value),
+    ];
+    if verdict.estimated > 0 {
+        lines.push(format!("{} task(s) cost an estimate, derived anew from the profile", verdict.estimated));
+    }
+    match (verdict.bound, verdict.gap()) {
+        (None, _) => lines.push("no lower bound stated".to_owned()),
+        (Some(bound), _) if verdict.is_optimal() => {
+            lines.push(format!("bound proven: {bound:.6} {unit} ({}): optimal", verdict.proofs.join(", ")));
+        }
+        (Some(bound), gap) => lines.push(format!(
+            "bound proven: {bound:.6} {unit} ({}), gap {:.2}%",
+            verdict.proofs.join(", "),
+            gap.unwrap_or(0.0) * 100.0
+        )),
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,377 @@
+//! The schedule: who computes what, when, and whether that can happen.
+
+use crate::costs::Model;
+use crate::json::{Reader, text};
+use crate::machine::{Class, Machine};
+use crate::{CheckError, TOLERANCE, close};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+const CERTIFICATE: Reader = Reader("certificate");
+
+/// Model, item and iteration.
+pub type Execution = (usize, u64, u64);
+
+#[derive(Debug)]
+pub enum Work {
+    /// Operators, ascending, in one piece.
+    Compute(Vec<usize>),
+    /// A tensor brought to the task's unit from another unit or (`None`) the host; from the own unit: handed to the host.
+    Transfer { tensor: usize, from: Option<usize> },
+}
+
+#[derive(Debug)]
+pub struct Task {
+    pub unit: usize,
+    pub of: Execution,
+    pub work: Work,
+    pub ms: f64,
+    pub start: f64,
+    pub end: f64,
+    class: Class,
+}
+
+#[derive(Debug)]
+pub struct Schedule {
+    pub tasks: Vec<Task>,
+    /// Arrival of each (model, item); those not named are there from the start.
+    arrivals: BTreeMap<(usize, u64), f64>,
+    /// For each model, item and iteration the task that computes each operator.
+    pub computed_by: BTreeMap<Execution, Vec<usize>>,
+    /// Number of estimated segment costs.
+    pub estimated: usize,
+}
+
+impl Schedule {
+    pub fn read(certificate: &Value, models: &[Model], machine: &Machine) -> Result<Self, CheckError> {
+        let mut tasks = Vec::new();
+        let mut estimated = 0;
+        for (index, task) in CERTIFICATE.list(certificate, "tasks")?.iter().enumerate() {
+            let unit = CERTIFICATE.index(task, "unit", machine.units.len())?;
+            let number = CERTIFICATE.index(task, "model", models.len())?;
+            let model = &models[number];
+            let counter = |key: &str| task.get(key).and_then(Value::as_u64).unwrap_or(0);
+            let stated = CERTIFICATE.number(task, "ms")?;
+            let (work, derived, class) = if task.get("operators").is_some() {
+                let operators = CERTIFICATE.indices(task, "operators", model.operators.len())?;
+                if operators.is_empty() || operators.windows(2).any(|pair| pair[0] >= pair[1]) {
+                    return Err(CERTIFICATE.fail(format!("operators of task {index} are not ascending")));
+                }
+                let Some((ms, is_estimate)) = model.segment(&operators, unit) else {
+                    return Err(CheckError::Schedule(format!(
+                        "task {index} puts operators on {} that the profile or a pin forbids there",
+                        machine.units[unit].address
+                    )));
+                };
+                estimated += usize::from(is_estimate);
+                let weights: f64 = operators.iter().map(|&at| model.operators[at].weight_bytes).sum();
+                let whole = model.sets[unit].contains_key(&operators);
+                if !whole && machine.units[unit].memory_bytes.is_some_and(|most| weights > most) {
+                    return Err(CheckError::Schedule(format!(
+                        "task {index} holds {weights} bytes of weights, more than the memory of {}",
+                        machine.units[unit].address
+                    )));
+                }
+                let class = class_of(model, &operators, unit);
+                (Work::Compute(operators), ms, class)
+            } else {
+                let tensor = CERTIFICATE.index(task, "tensor", model.tensors.len())?;
+                let from = match task.get("from") {
+                    None | Some(Value::Null) => None,
+                    Some(from) => Some(CERTIFICATE.as_index(from, "from", machine.units.len())?),
+                };
+                let ms = match from {
+                    Some(from) if from == unit => model.host_transfer(tensor, unit, machine, true),
+                    Some(from) => machine.transfer(from, unit, model.tensors[tensor].bytes),
+                    None => model.host_transfer(tensor, unit, machine, false),
+                };
+                (Work::Transfer { tensor, from }, ms, Class::Memory)
+            };
+            if !close(stated, derived) {
+                return Err(CheckError::Cost { task: index, stated, derived });
+            }
+            let (start, end) = (CERTIFICATE.number(task, "start_ms")?, CERTIFICATE.number(task, "end_ms")?);
+            let of = (number, counter("item"), counter("iteration"));
+            tasks.push(Task { unit, of, work, ms: derived, start, end, class });
+        }
+        let mut arrivals = BTreeMap::new();
+        for request in certificate.get("requests").and_then(Value::as_array).into_iter().flatten() {
+            let model = CERTIFICATE.index(request, "model", models.len())?;
+            let item = request.get("item").and_then(Value::as_u64).unwrap_or(0);
+            arrivals.insert((model, item), CERTIFICATE.number(request, "arrival_ms")?);
+        }
+        let mut schedule = Self { tasks, arrivals, computed_by: BTreeMap::new(), estimated };
+        schedule.cover(models)?;
+        Ok(schedule)
+    }
+
+    /// Every operator of every execution is computed once, and every model and request is executed.
+    fn cover(&mut self, models: &[Model]) -> Result<(), CheckError> {
+        for (index, task) in self.tasks.iter().enumerate() {
+            let Work::Compute(operators) = &task.work else { continue };
+            let count = models[task.of.0].operators.len();
+            let done = self.computed_by.entry(task.of).or_insert_with(|| vec![usize::MAX; count]);
+            for &at in operators {
+                if done[at] != usize::MAX {
+                    return Err(CheckError::Schedule(format!("operator {at} of {:?} is computed twice", task.of)));
+                }
+                done[at] = index;
+            }
+        }
+        for (of, done) in &self.computed_by {
+            if let Some(at) = done.iter().position(|&task| task == usize::MAX) {
+                let name = &models[of.0].name;
+                return Err(CheckError::Schedule(format!("operator {at} of model `{name}` is never computed")));
+            }
+        }
+        let executed = |model: usize, item: Option<u64>| {
+            self.computed_by.keys().any(|of| of.0 == model && item.is_none_or(|item| of.1 == item))
+        };
+        let missing = (0..models.len()).find(|&model| !models[model].operators.is_empty() && !executed(model, None));
+        let unserved = self.arrivals.keys().find(|of| !executed(of.0, Some(of.1)));
+        match (missing, unserved) {
+            (None, None) => Ok(()),
+            (Some(model), _) | (_, Some(&(model, _))) => {
+                Err(CheckError::Schedule(format!("model `{}` is never executed as asked", models[model].name)))
+            }
+        }
+    }
+
+    pub fn makespan(&self) -> f64 {
+        self.tasks.iter().fold(0.0, |end, task| f64::max(end, task.end))
+    }
+
+    pub fn arrival(&self, model: usize, item: u64) -> f64 {
+        self.arrivals.get(&(model, item)).copied().unwrap_or(0.0)
+    }
+
+    /// Slack for comparing points in time.
+    fn slack(&self) -> f64 {
+        TOLERANCE * 1e-2 * self.makespan().max(1e-6)
+    }
+
+    pub fn verify(&self, models: &[Model], machine: &Machine) -> Result<(), CheckError> {
+        let slack = self.slack();
+        for (index, task) in self.tasks.iter().enumerate() {
+            if task.end < task.start - slack || task.start < self.arrival(task.of.0, task.of.1) - slack {
+                return Err(CheckError::Schedule(format!(
+                    "task {index} ends before it starts, or starts before it arrives"
+                )));
+            }
+        }
+        self.verify_resources(machine)?;
+        self.verify_data(models, machine)?;
+        self.verify_progress(machine)
+    }
+
+    /// No resource does two things at once.
+    fn verify_resources(&self, machine: &Machine) -> Result<(), CheckError> {
+        let mut by_resource: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (index, task) in self.tasks.iter().enumerate() {
+            for resource in &machine.units[task.unit].resources {
+                by_resource.entry(resource).or_default().push(index);
+            }
+        }
+        for (resource, mut list) in by_resource {
+            list.sort_by(|&a, &b| {
+                let (a, b) = (&self.tasks[a], &self.tasks[b]);
+                a.start.total_cmp(&b.start).then(a.end.total_cmp(&b.end))
+            });
+            for pair in list.windows(2) {
+                if self.tasks[pair[1]].start < self.tasks[pair[0]].end - self.slack() {
+                    return Err(CheckError::Schedule(format!(
+                        "tasks {} and {} hold resource {resource} at once",
+                        pair[0], pair[1]
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whatever a task reads is there when it starts.
+    fn verify_data(&self, models: &[Model], machine: &Machine) -> Result<(), CheckError> {
+        let slack = self.slack();
+        let mut brought: BTreeMap<(Execution, usize, usize), &Task> = BTreeMap::new();
+        let mut handed: BTreeMap<(Execution, usize), &Task> = BTreeMap::new();
+        for (index, task) in self.tasks.iter().enumerate() {
+            let Work::Transfer { tensor, from } = task.work else { continue };
+            let producer = models[task.of.0].tensors[tensor].producer;
+            let fail = |what: &str| Err(CheckError::Schedule(format!("task {index} moves tensor {tensor} {what}")));
+            match (from, producer) {
+                (None, None) => {}
+                (Some(from), Some(at)) => {
+                    let Some(done) = self.computed_by.get(&task.of) else { return fail("of something never computed") };
+                    let source = &self.tasks[done[at]];
+                    if source.unit != from {
+                        return fail("from a unit that does not make it");
+                    }
+                    if task.start < source.end - slack {
+                        return fail("before it is made");
+                    }
+                }
+                _ => return fail("from where it never is"),
+            }
+            if from == Some(task.unit) {
+                handed.insert((task.of, tensor), task);
+            } else {
+                let earlier = brought.entry((task.of, tensor, task.unit)).or_insert(task);
+                if task.end < earlier.end {
+                    *earlier = task;
+                }
+            }
+        }
+        for (index, task) in self.tasks.iter().enumerate() {
+            let Work::Compute(operators) = &task.work else { continue };
+            let (model, done) = (&models[task.of.0], &self.computed_by[&task.of]);
+            for &at in operators {
+                for &tensor in &model.operators[at].inputs {
+                    let edge = &model.tensors[tensor];
+                    let transfer = brought.get(&(task.of, tensor, task.unit));
+                    let arrives = match edge.producer {
+                        Some(producer) if operators.binary_search(&producer).is_ok() => continue,
+                        Some(producer) => {
+                            let source = &self.tasks[done[producer]];
+                            let free =
+                                source.unit == task.unit || machine.transfer(source.unit, task.unit, edge.bytes) == 0.0;
+                            if free { Some(source.end) } else { transfer.map(|transfer| transfer.end) }
+                        }
+                        None if model.host_transfer(tensor, task.unit, machine, false) == 0.0 => Some(0.0),
+                        None => transfer.map(|transfer| transfer.end),
+                    };
+                    if arrives.is_none_or(|arrives| task.start < arrives - slack) {
+                        return Err(CheckError::Schedule(format!(
+                            "task {index} starts before tensor {tensor}, which operator {at} reads, is on its unit"
+                        )));
+                    }
+                }
+                for &tensor in &model.operators[at].outputs {
+                    if model.tensors[tensor].is_output
+                        && model.host_transfer(tensor, task.unit, machine, true) > 0.0
+                        && !handed.contains_key(&(task.of, tensor))
+                    {
+                        return Err(CheckError::Schedule(format!("output tensor {tensor} is never handed over")));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The busy sets between consecutive events: `f(length, running tasks)`.
+    fn sweep(&self, mut f: impl FnMut(f64, &[usize])) {
+        let mut events: Vec<(f64, bool, usize)> = Vec::with_capacity(2 * self.tasks.len());
+        for (index, task) in self.tasks.iter().enumerate() {
+            events.push((task.start, true, index));
+            events.push((task.end.max(task.start), false, index));
+        }
+        // At equal times ends come before starts, so that neighbours on a resource do not overlap.
+        events.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let mut running: Vec<usize> = Vec::new();
+        let mut now = 0.0;
+        for (time, starts, index) in events {
+            if time > now {
+                f(time - now, &running);
+                now = time;
+            }
+            if starts && self.tasks[index].end > self.tasks[index].start {
+                running.push(index);
+            } else {
+                running.retain(|&other| other != index);
+            }
+        }
+    }
+
+    /// Each task gets as much work done between its start and end as it costs, at the rates that the busy units leave it.
+    fn verify_progress(&self, machine: &Machine) -> Result<(), CheckError> {
+        let mut progress = vec![0.0; self.tasks.len()];
+        self.sweep(|length, running| {
+            for &index in running {
+                let others: Vec<(usize, Class)> = running
+                    .iter()
+                    .filter(|&&other| other != index)
+                    .map(|&other| (self.tasks[other].unit, self.tasks[other].class))
+                    .collect();
+                let task = &self.tasks[index];
+                progress[index] += length / machine.factor(task.unit, task.class, &others);
+            }
+        });
+        for (index, task) in self.tasks.iter().enumerate() {
+            if (progress[index] - task.ms).abs() > TOLERANCE * task.ms + self.slack() {
+                return Err(CheckError::Schedule(format!(
+                    "task {index} costs {} ms but from {} to {} it gets {} ms done",
+                    task.ms, task.start, task.end, progress[index]
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The claimed cost by its rule; returns the verified value.
+    pub fn verify_claim(
+        &self,
+        certificate: &Value,
+        models: &[Model],
+        machine: &Machine,
+        per_ms: &[f64],
+    ) -> Result<f64, CheckError> {
+        let claim = certificate.get("claim").unwrap_or(&Value::Null);
+        let stated = CERTIFICATE.number(claim, "value")?;
+        let simulated = CERTIFICATE.number(claim, "simulated_ms")?;
+        if !close(simulated, self.makespan()) {
+            return Err(CheckError::Claim(format!("the makespan is {} ms, not {simulated}", self.makespan())));
+        }
+        let derived = match text(claim, "rule") {
+            Some("makespan") => self.makespan(),
+            Some("busy-sum") => self.tasks.iter().map(|task| task.ms * per_ms[task.unit]).sum(),
+            Some("energy") => self.energy(machine)?,
+            Some("period") => self.period(machine),
+            Some("paper-sequential") => {
+                let [model] = models else { return Err(CERTIFICATE.fail("the paper's claim is of one model")) };
+                let done = self.computed_by.get(&(0, 0, 0)).cloned().unwrap_or_default();
+                let assignment: Vec<usize> = done.iter().map(|&task| self.tasks[task].unit).collect();
+                crate::bounds::paper_cost(model, machine, per_ms, &assignment)
+            }
+            rule => return Err(CERTIFICATE.fail(format!("claim rule {rule:?}"))),
+        };
+        if close(stated, derived) {
+            Ok(derived)
+        } else {
+            Err(CheckError::Claim(format!("the cost is {derived}, not {stated}")))
+        }
+    }
+
+    /// The busiest resource's time for one item.
+    fn period(&self, machine: &Machine) -> f64 {
+        let mut load: BTreeMap<&str, f64> = BTreeMap::new();
+        for task in &self.tasks {
+            for resource in &machine.units[task.unit].resources {
+                *load.entry(resource).or_default() += task.ms;
+            }
+        }
+        load.into_values().fold(0.0, f64::max)
+    }
+
+    /// `∫ [P_idle + Σ_busy (P_u − P_idle)] dt` in joules.
+    fn energy(&self, machine: &Machine) -> Result<f64, CheckError> {
+        let mut joules = Some(0.0);
+        self.sweep(|length, running| {
+            let busy: Option<f64> = running.iter().map(|&task| machine.units[self.tasks[task].unit].watts).sum();
+            let idle = match running.len() {
+                1 => Some(0.0),
+                count => machine.idle_watts.map(|idle| idle * (1.0 - count as f64)),
+            };
+            joules = joules.zip(busy).zip(idle).map(|((sum, busy), idle)| sum + (busy + idle) * length / 1e3);
+        });
+        joules.ok_or_else(|| CheckError::OtherProfile("it does not tell the powers that the energy needs".to_owned()))
+    }
+}
+
+/// The class that most of the operators' isolated time has.
+fn class_of(model: &Model, operators: &[usize], unit: usize) -> Class {
+    let time = |class: Class| -> f64 {
+        let own = operators.iter().filter(|&&at| model.operators[at].class == class);
+        own.filter_map(|&at| model.alone(at, unit)).map(|alone| alone.ms).sum()
+    };
+    if time(Class::Compute) > time(Class::Memory) { Class::Compute } else { Class::Memory }
+}

@@ -1,0 +1,352 @@
+//! Certificates: a plan's schedule, what it costs, and witnesses of the lower bound, in a file that a second program can
+//! verify from the profile alone (`trefoil-check`, which shares no code with this crate). Format: `docs/src/formats.md`.
+//!
+//! A certificate states no more than that program can verify. The bound may therefore be lower than the plan's
+//! `model_bound`, and a plan that an exhaustive search proved optimal may be certified with a gap.
+
+mod expand;
+pub(crate) mod proofs;
+
+use crate::assemble::is_serial;
+use crate::view::CostView;
+use crate::{PlanError, PlanRequest};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use trefoil_core::{Granularity, Objective, OperatorGraph, OperatorId, Plan, TensorId, UnitAddress, Work};
+
+/// Name of the file format, first field of every certificate.
+pub const CERTIFICATE_FORMAT: &str = "trefoil-certificate";
+/// Version of the file format that this build writes.
+pub const CERTIFICATE_VERSION: u32 = 1;
+
+/// A certificate. Units, models and tasks are named by their index in the lists here.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Certificate {
+    /// Always [`CERTIFICATE_FORMAT`].
+    pub format: String,
+    /// Format version.
+    pub version: u32,
+    /// The planner.
+    pub method: String,
+    /// What the plan minimises.
+    pub objective: Objective,
+    /// Models.
+    pub models: Vec<CertifiedModel>,
+    /// Every unit that the planner could choose, not only those that it did.
+    pub units: Vec<UnitAddress>,
+    /// Operators that were pinned: the bound holds under these.
+    pub fixed: Vec<Fixed>,
+    /// Arrivals, where there are several requests.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<CertifiedRequest>,
+    /// What runs when.
+    pub tasks: Vec<CertifiedTask>,
+    /// What the schedule costs.
+    pub claim: Claim,
+    /// The lower bound.
+    pub bound: Option<CertifiedBound>,
+}
+
+/// A model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CertifiedModel {
+    /// Name.
+    pub name: String,
+    /// Fingerprint in the profile.
+    pub fingerprint: String,
+    /// Granularity that operator ids refer to.
+    pub granularity: Granularity,
+}
+
+/// A pinned operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Fixed {
+    /// Model index.
+    pub model: usize,
+    /// The operator.
+    pub operator: OperatorId,
+    /// Unit index.
+    pub unit: usize,
+}
+
+/// When an item of a model arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct CertifiedRequest {
+    /// Model index.
+    pub model: u32,
+    /// The item.
+    pub item: u32,
+    /// No task of it starts before, in milliseconds.
+    pub arrival_ms: f64,
+}
+
+/// One task: either `operators`, or a `tensor` brought `from` a unit (its own: to the host) or, without `from`, the host.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CertifiedTask {
+    /// Unit index.
+    pub unit: usize,
+    /// Model index.
+    pub model: u32,
+    /// The item.
+    pub item: u32,
+    /// The iteration.
+    pub iteration: u32,
+    /// Operators computed in one piece, ascending.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operators: Option<Vec<OperatorId>>,
+    /// Tensor moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tensor: Option<TensorId>,
+    /// Unit index that it comes from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<usize>,
+    /// Milliseconds alone.
+    pub ms: f64,
+    /// Start.
+    pub start_ms: f64,
+    /// End.
+    pub end_ms: f64,
+}
+
+/// How a cost follows from the schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rule {
+    /// The end of the last task.
+    Makespan,
+    /// The sum of all tasks' times, or of their energies: nothing overlaps.
+    BusySum,
+    /// `∫ [P_idle + Σ_busy (P_u − P_idle)] dt`.
+    Energy,
+    /// BIDENT eq. 1 of the assignment.
+    PaperSequential,
+    /// The busiest resource's time for one item of a stream.
+    Period,
+}
+
+/// What the schedule costs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Claim {
+    /// How.
+    pub rule: Rule,
+    /// The cost, in the objective's unit.
+    pub value: f64,
+    /// The makespan in milliseconds.
+    pub simulated_ms: f64,
+}
+
+/// Which plans a bound is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Costs {
+    /// Those of one task per operator, at its isolated cost.
+    Operators,
+    /// Those of segments, at measured or estimated costs.
+    Segments,
+}
+
+/// A lower bound with its witnesses.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CertifiedBound {
+    /// Which plans it is over.
+    pub costs: Costs,
+    /// The bound, in the objective's unit: the best of the proofs.
+    pub value: f64,
+    /// The proofs.
+    pub proofs: Vec<Proof>,
+}
+
+/// One proof. What it says is in `docs/src/planning.md`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Proof {
+    /// Node potentials of BIDENT's graph, operators × units.
+    PaperSequential {
+        /// The bound.
+        value: f64,
+        /// Least cost of reaching each node.
+        potentials: Vec<Vec<f64>>,
+    },
+    /// Node potentials of a chain's interval graph, (operators + 1) × units.
+    Chain {
+        /// The bound.
+        value: f64,
+        /// Least cost of everything before an operator, the last segment being on a unit.
+        potentials: Vec<Vec<f64>>,
+    },
+    /// Every operator's least cost, summed.
+    Serial {
+        /// The bound.
+        value: f64,
+    },
+    /// Earliest ends of one model's operators by unit, raised at cuts by the load in between.
+    Path {
+        /// The bound on the makespan in milliseconds.
+        value: f64,
+        /// Model index.
+        model: usize,
+        /// Operators × units.
+        potentials: Vec<Vec<f64>>,
+        /// Operators that come before or after every other one.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        cuts: Vec<Cut>,
+        /// Weights of the load after the last cut.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tail: Option<BTreeMap<String, f64>>,
+    },
+    /// A price of each unit's work, such that no set of units that can be busy at once does more than 1 a millisecond.
+    Load {
+        /// The bound on the makespan in milliseconds.
+        value: f64,
+        /// Weight by unit address.
+        weights: BTreeMap<String, f64>,
+    },
+    /// Every operator's least energy above idle, and idle power for the makespan that the proofs before it show.
+    Energy {
+        /// The bound in joules.
+        value: f64,
+    },
+}
+
+impl Proof {
+    /// What is proven, in its own unit.
+    pub fn value(&self) -> f64 {
+        match self {
+            Self::PaperSequential { value, .. }
+            | Self::Chain { value, .. }
+            | Self::Serial { value }
+            | Self::Path { value, .. }
+            | Self::Load { value, .. }
+            | Self::Energy { value } => *value,
+        }
+    }
+}
+
+/// An operator that splits time: whatever comes before it ends before it starts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cut {
+    /// The operator.
+    pub operator: OperatorId,
+    /// Weights of the load between the cut before and this one; none where that adds nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<BTreeMap<String, f64>>,
+}
+
+/// The certificate of a plan made from `requests`, one for each of its models, in the plan's order.
+///
+/// # Errors
+/// Whatever is wrong with a request; [`trefoil_core::CoreError`] when the plan is for other models or uses units that the requests do not
+/// have; [`PlanError::Stuck`] when it cannot run.
+pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certificate, PlanError> {
+    let views: Vec<CostView<'_>> = requests.iter().map(CostView::new).collect::<Result<_, _>>()?;
+    let views: Vec<&CostView<'_>> = views.iter().collect();
+    let Some(&first) = views.first() else { return Err(PlanError::NoUnits) };
+    let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
+    plan.check(&graphs)?;
+    // The other methods' plans are the best of parallel ones, even where they run one task after another.
+    let serial = is_serial(plan)
+        && (matches!(plan.method.as_str(), "sequential" | "interval" | "imported")
+            || plan.method.starts_with("single:"));
+    let (schedule, claim, costs) = if serial && plan.method == "sequential" {
+        let claim = Claim { rule: Rule::PaperSequential, value: plan.claimed, simulated_ms: plan.simulated_ms };
+        (plan.clone(), claim, Costs::Operators)
+    } else if plan.objective == Objective::Throughput {
+        let claim = Claim { rule: Rule::Period, value: plan.claimed, simulated_ms: plan.simulated_ms };
+        (plan.clone(), claim, Costs::Segments)
+    } else if serial {
+        let claim = Claim { rule: Rule::BusySum, value: plan.claimed, simulated_ms: plan.simulated_ms };
+        (plan.clone(), claim, Costs::Segments)
+    } else {
+        expand::parallel(&views, plan)?
+    };
+    let tasks = tasks(first, &schedule)?;
+    let proofs = match claim.rule {
+        Rule::PaperSequential => vec![proofs::paper_sequential(first)],
+        Rule::BusySum => proofs::serial(first),
+        Rule::Makespan | Rule::Energy | Rule::Period => proofs::parallel(&views, &schedule, costs, claim.rule)?,
+    };
+    let counts = |proof: &&Proof| claim.rule != Rule::Energy || matches!(proof, Proof::Energy { .. });
+    let best = proofs.iter().filter(counts).map(Proof::value).fold(0.0, f64::max);
+    Ok(Certificate {
+        format: CERTIFICATE_FORMAT.to_owned(),
+        version: CERTIFICATE_VERSION,
+        method: plan.method.clone(),
+        objective: plan.objective,
+        models: plan
+            .models
+            .iter()
+            .map(|model| CertifiedModel {
+                name: model.name.clone(),
+                fingerprint: model.fingerprint.clone(),
+                granularity: model.granularity,
+            })
+            .collect(),
+        units: first.table.units.clone(),
+        fixed: fixed(&views),
+        requests: plan
+            .requests
+            .iter()
+            .map(|request| CertifiedRequest {
+                model: request.model,
+                item: request.item,
+                arrival_ms: request.arrival_ms,
+            })
+            .collect(),
+        tasks,
+        bound: Some(CertifiedBound { costs, value: best.min(claim.value), proofs }),
+        claim,
+    })
+}
+
+fn fixed(views: &[&CostView<'_>]) -> Vec<Fixed> {
+    let of = |(model, view): (usize, &&CostView<'_>)| -> Vec<Fixed> {
+        let pinned = view.graph.ids().filter_map(|operator| {
+            let (unit, _) = view.pinned[operator.index()].as_ref()?;
+            Some(Fixed { model, operator, unit: *unit })
+        });
+        pinned.collect()
+    };
+    views.iter().enumerate().flat_map(of).collect()
+}
+
+fn tasks(view: &CostView<'_>, plan: &Plan) -> Result<Vec<CertifiedTask>, PlanError> {
+    let mut times = vec![(0.0, 0.0); plan.tasks.len()];
+    for span in plan.timeline.lanes.iter().flat_map(|lane| &lane.spans) {
+        times[span.task.0 as usize] = (span.start_ms, span.end_ms);
+    }
+    let index = |address: &UnitAddress| {
+        view.unit_index(address)
+            .ok_or_else(|| trefoil_core::CoreError::UnknownUnit { want: address.to_string(), have: view.unit_names() })
+    };
+    plan.tasks
+        .iter()
+        .zip(times)
+        .map(|(task, (start_ms, end_ms))| {
+            let (model, operators, tensor, from) = match &task.work {
+                Work::Segment { segment } => {
+                    let segment = &plan.segments[segment.0 as usize];
+                    (segment.model, Some(segment.operators.clone()), None, None)
+                }
+                Work::Transfer { model, tensor, from } => {
+                    (*model, None, Some(*tensor), from.as_ref().map(index).transpose()?)
+                }
+                Work::Blocks { .. } => {
+                    let reason = "blocks of a video have no certificate".to_owned();
+                    return Err(PlanError::Stuck { reason });
+                }
+            };
+            Ok(CertifiedTask {
+                unit: index(&task.unit)?,
+                model,
+                item: task.item,
+                iteration: task.iteration,
+                operators,
+                tensor,
+                from,
+                ms: task.cost.ms,
+                start_ms,
+                end_ms,
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,195 @@
+//! `dag` (ours): operators of one graph, or jobs of any problem, on units whose resources are exclusive; contention, transfers
+//! and order decided together.
+//!
+//! 1. **Starts.** HEFT with insertion, every unit alone, every job where it is fastest, the chain recurrence, and what the
+//!    caller's other planners found; each decoded as a list schedule, and the serial ones also one task at a time.
+//! 2. **Small problems** (up to [`EXACT_JOBS`] jobs): branch and bound over all assignments and orders.
+//! 3. **Larger ones**: simulated annealing over units and urgencies; above [`WINDOW_JOBS`] jobs window by window.
+//! 4. The lower bound of [`crate::model_bound`], and the gap to it.
+//!
+//! The search is anytime: it stops at the bound, at the end of its budget, or when it has had enough evaluations for the
+//! problem's size. Equal seeds and step budgets give equal schedules.
+
+mod anneal;
+pub(crate) mod construct;
+mod decode;
+mod exact;
+mod improve;
+mod plan;
+mod window;
+
+pub(crate) use plan::dag;
+
+use crate::PlanError;
+use crate::bounds::{Bound, load_weights, model_bound};
+use crate::problem::{Evaluation, Goal, Problem, Schedule};
+use crate::request::PlanOptions;
+use anneal::{Meter, Random};
+use construct::Guess;
+use decode::{Choice, Decoder};
+
+/// Most jobs that are searched exhaustively.
+pub const EXACT_JOBS: usize = 12;
+/// Problems above this many jobs are improved window by window.
+pub const WINDOW_JOBS: usize = 160;
+
+/// A schedule with what is known about its quality.
+#[derive(Debug, Clone)]
+pub struct Solution {
+    /// The schedule.
+    pub schedule: Schedule,
+    /// What it costs.
+    pub evaluation: Evaluation,
+    /// A lower bound on every schedule.
+    pub bound: Bound,
+    /// Whether no other order and assignment is better: the bound is reached or everything was searched.
+    pub exact: bool,
+}
+
+impl Solution {
+    /// `value / bound − 1`; `None` without a positive bound to compare to.
+    pub fn gap(&self) -> Option<f64> {
+        let value = self.evaluation.score.value;
+        if self.exact {
+            Some(0.0)
+        } else if self.bound.value > 0.0 {
+            Some((value / self.bound.value - 1.0).max(0.0))
+        } else {
+            (value == 0.0).then_some(0.0)
+        }
+    }
+}
+
+/// Schedules a problem. `hints` are assignments (a unit per job) from elsewhere to start from; the result is never worse than
+/// any of them run one task at a time or as a list schedule.
+///
+/// # Errors
+/// [`PlanError::Problem`] when a hint is no assignment of the problem.
+pub fn solve(problem: &Problem, hints: &[Vec<u32>], options: &PlanOptions) -> Result<Solution, PlanError> {
+    let bound = model_bound(problem);
+    let mut meter = Meter::new(options);
+    let mut search = Search { problem, bound: bound.value, decoder: Decoder::new(problem), best: None, choice: None };
+    let units = problem.units().len() as u32;
+    for hint in hints {
+        let fits = hint.len() == problem.jobs().len()
+            && hint.iter().zip(problem.jobs()).all(|(&unit, job)| unit < units && job.ms[unit as usize].is_finite());
+        if !fits {
+            return Err(PlanError::Problem {
+                reason: "a hint does not put every job on a unit that runs it".to_owned(),
+            });
+        }
+    }
+    search.starts(hints)?;
+    meter.spend(search.decoder.steps);
+    let mut exact = search.is_optimal();
+    if !exact && problem.jobs().len() <= EXACT_JOBS {
+        let incumbent = search.best.as_ref().map_or(crate::problem::Score::WORST, |best| best.1.score);
+        let found = exact::branch_and_bound(problem, incumbent, meter.steps_left(0.7).min(exact::NODE_LIMIT));
+        meter.spend(found.nodes);
+        if let Some(schedule) = found.schedule {
+            search.offer(schedule)?;
+        }
+        exact = found.complete;
+    }
+    if !exact {
+        let mut random = Random::new(options.seed);
+        search.improve(&mut meter, &mut random)?;
+        exact = search.is_optimal();
+    }
+    let Some((schedule, evaluation)) = search.best else {
+        return Err(PlanError::Problem { reason: "it has no schedule".to_owned() });
+    };
+    let bound = if exact && evaluation.score.value > bound.value {
+        Bound { value: evaluation.score.value, kind: crate::bounds::BoundKind::Search }
+    } else {
+        bound
+    };
+    Ok(Solution { schedule, evaluation, bound, exact })
+}
+
+struct Search<'p> {
+    problem: &'p Problem,
+    bound: f64,
+    decoder: Decoder<'p>,
+    best: Option<(Schedule, Evaluation)>,
+    /// Best list schedule, from which improvement starts.
+    choice: Option<(Choice, crate::problem::Score)>,
+}
+
+impl Search<'_> {
+    /// Keeps a schedule if it is the best so far.
+    fn offer(&mut self, schedule: Schedule) -> Result<(), PlanError> {
+        let evaluation = self.problem.evaluate(&schedule)?;
+        if self.best.as_ref().is_none_or(|(_, best)| evaluation.score.is_better(&best.score)) {
+            self.best = Some((schedule, evaluation));
+        }
+        Ok(())
+    }
+
+    /// Decodes a choice and keeps it if it is the best so far.
+    fn try_choice(&mut self, choice: Choice) -> Result<(), PlanError> {
+        let score = self.decoder.run(&choice);
+        if self.best.as_ref().is_none_or(|(_, best)| score.is_better(&best.score)) {
+            self.offer(self.decoder.schedule(&choice))?;
+        }
+        if self.choice.as_ref().is_none_or(|(_, best)| score.is_better(best)) {
+            self.choice = Some((choice, score));
+        }
+        Ok(())
+    }
+
+    /// Whether the bound is reached with nothing late and nothing too large.
+    fn is_optimal(&self) -> bool {
+        self.best.as_ref().is_some_and(|(_, best)| {
+            best.score.excess_bytes == 0.0 && best.score.late == 0.0 && best.score.value <= self.bound * (1.0 + 1e-9)
+        })
+    }
+
+    fn starts(&mut self, hints: &[Vec<u32>]) -> Result<(), PlanError> {
+        let problem = self.problem;
+        let units = problem.units().len();
+        let prices: Vec<f64> = match problem.goal() {
+            Goal::Energy => problem.units().iter().map(|unit| unit.watts.unwrap_or(1.0).max(1e-9)).collect(),
+            _ => vec![1.0; units],
+        };
+        let mut assignments: Vec<Vec<u32>> = hints.to_vec();
+        assignments.push(construct::chain(problem, &prices));
+        assignments.extend((0..units).map(|unit| construct::single(problem, unit)));
+        assignments.push(construct::fastest(problem));
+        if problem.goal() == Goal::Energy {
+            assignments.push(construct::cheapest(problem, &prices));
+            assignments.extend(crate::mincut::minimum_cut(problem, &prices).map(|(_, unit)| unit));
+        }
+        assignments.dedup();
+        for unit in assignments {
+            // One after another, so that nothing slows anything: what sequential planners mean.
+            let mut serial = Schedule::from_jobs(problem, unit.clone(), problem.topological());
+            serial.after = problem.topological().windows(2).map(|pair| (pair[0], pair[1])).collect();
+            self.offer(serial)?;
+            let choice = construct::by_rank(problem, unit);
+            if problem.requests().len() > 1 {
+                self.try_choice(construct::by_request(problem, choice.clone()))?;
+            }
+            self.try_choice(choice)?;
+        }
+        let weights = load_weights(problem);
+        let mut penalties = vec![Vec::new()];
+        if problem.jobs().len() > 2 {
+            penalties.push(construct::optimistic_rest(problem));
+            penalties.extend([1.0, 3.0].map(|scale| construct::regret(problem, &weights, scale * units as f64)));
+            let regrets = construct::regret(problem, &weights, 1.0);
+            let least = |row: &[f64]| construct::least_index(row.iter().copied());
+            self.try_choice(construct::by_rank(problem, regrets.chunks_exact(units).map(least).collect()))?;
+        }
+        for guess in [Guess::Mean, Guess::Least] {
+            for penalty in &penalties {
+                let choice = construct::heft(problem, guess, penalty);
+                // Insertion leaves gaps on purpose, which a list schedule would fill.
+                self.offer(window::Times::starting(problem, &choice).schedule(problem))?;
+                self.try_choice(choice.clone())?;
+                self.try_choice(construct::by_rank(problem, choice.unit))?;
+            }
+        }
+        Ok(())
+    }
+}

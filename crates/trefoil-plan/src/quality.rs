@@ -1,0 +1,131 @@
+//! What a plan of a scheduled problem may claim, and how far that is from the best.
+
+use crate::PlanError;
+use crate::assemble::ROUNDING;
+use crate::bounds::{LeastTimes, model_bound};
+use crate::dag::Solution;
+use crate::problem::{Goal, Job, Problem};
+use crate::simulate::{SimulationModel, simulate};
+use crate::view::CostView;
+use std::collections::BTreeMap;
+use trefoil_core::{Objective, OperatorClass, OperatorGraph, Plan, Work};
+
+/// The goal that an objective means for one request.
+pub(crate) fn goal_of(objective: Objective) -> Goal {
+    match objective {
+        Objective::Energy => Goal::Energy,
+        Objective::Latency | Objective::Throughput => Goal::Makespan,
+    }
+}
+
+/// The goal's value of a plan by the simulator. An unknown idle power counts as 0.
+pub(crate) fn plan_value(plan: &Plan, views: &[&CostView<'_>], goal: Goal) -> Result<f64, PlanError> {
+    match goal {
+        Goal::Makespan => Ok(plan.simulated_ms),
+        Goal::Energy => {
+            let indices: Vec<_> = views.iter().map(|view| &view.index).collect();
+            let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
+            let mut model = SimulationModel::from_profiles(&indices, &graphs, plan)?;
+            model.idle_watts = Some(model.idle_watts.unwrap_or(0.0));
+            let found = simulate(plan, &model)?;
+            found.energy_j.ok_or_else(|| PlanError::NoPower {
+                units: "a unit of the plan".to_owned(),
+                example: "UNIT=15".to_owned(),
+            })
+        }
+        Goal::WeightedCompletion => {
+            let mut completion: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+            for span in plan.timeline.lanes.iter().flat_map(|lane| &lane.spans) {
+                let task = &plan.tasks[span.task.0 as usize];
+                let model = match &task.work {
+                    Work::Segment { segment } => plan.segments[segment.0 as usize].model,
+                    Work::Transfer { model, .. } => *model,
+                    Work::Blocks { .. } => 0,
+                };
+                let slot = completion.entry((model, task.item)).or_insert(0.0);
+                *slot = slot.max(span.end_ms);
+            }
+            let (mut sum, mut weights) = (0.0, 0.0);
+            for request in &plan.requests {
+                let end = completion.get(&(request.model, request.item)).copied().unwrap_or(0.0);
+                sum += request.weight * (end - request.arrival_ms).max(0.0);
+                weights += request.weight;
+            }
+            Ok(if weights > 0.0 { sum / weights } else { plan.simulated_ms })
+        }
+    }
+}
+
+/// Sets `claimed`, `model_bound`, `gap` and `exact` of a plan made of a schedule.
+///
+/// A plan whose segments cost what their operators cost alone claims that, beside the problem's bound. Where merged segments
+/// make it cheaper it claims what the simulator says of it, beside a bound over every way to cut segments: each operator at
+/// the least it can add to any of them.
+pub(crate) fn state_quality(
+    plan: &mut Plan,
+    problem: &Problem,
+    views: &[&CostView<'_>],
+    solution: Option<&Solution>,
+) -> Result<(), PlanError> {
+    let alone = plan.claimed;
+    let value = plan_value(plan, views, problem.goal())?;
+    let (bound, exact) = match solution {
+        Some(solution) if (value - alone).abs() <= ROUNDING * alone.abs() => (solution.bound.value, solution.exact),
+        _ => (model_bound(&cheapest_cuts(problem, views)?).value, false),
+    };
+    plan.claimed = value;
+    crate::assemble::set_bound(plan, bound);
+    plan.exact |= exact;
+    if value < alone * (1.0 - ROUNDING)
+        && let Some(solution) = solution
+    {
+        let suffix = if problem.goal() == Goal::Energy { "J" } else { "ms" };
+        plan.notes.push(format!(
+            "with every operator alone the schedule costs {alone:.4} {suffix} (bound {:.4}{}); merged segments make it {value:.4}",
+            solution.bound.value,
+            if solution.exact { ", exact" } else { "" },
+        ));
+    }
+    Ok(())
+}
+
+/// The problem with every job at the least that its operators can add to any segment: its bound holds for all segmentations.
+pub(crate) fn cheapest_cuts(problem: &Problem, views: &[&CostView<'_>]) -> Result<Problem, PlanError> {
+    let least = LeastTimes::new(problem);
+    let jobs: Vec<Job> = problem
+        .jobs()
+        .iter()
+        .map(|job| {
+            let view = views[job.model as usize];
+            let ms: Vec<f64> = (0..view.unit_count())
+                .map(|unit| {
+                    let shares = job.operators.iter().map(|&id| {
+                        if view.allowed(id, unit) { view.estimates[unit].least[id.index()] } else { f64::INFINITY }
+                    });
+                    shares.sum::<f64>().min(job.ms[unit])
+                })
+                .collect();
+            // A merged segment has the class of most of its time: assume the one that is slowed least.
+            let class = (0..view.unit_count())
+                .map(|unit| {
+                    if least.factor(unit, OperatorClass::Compute) < least.factor(unit, OperatorClass::Memory) {
+                        OperatorClass::Compute
+                    } else {
+                        OperatorClass::Memory
+                    }
+                })
+                .collect();
+            Job { class, ms, ..job.clone() }
+        })
+        .collect();
+    Problem::new(
+        problem.units().to_vec(),
+        problem.resources().to_vec(),
+        jobs,
+        problem.tensors().to_vec(),
+        problem.requests().to_vec(),
+        problem.factors().clone(),
+        problem.idle_watts(),
+    )?
+    .with_goal(problem.goal())
+}

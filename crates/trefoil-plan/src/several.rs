@@ -1,0 +1,56 @@
+//! Several models at once: one front door to the planners of more than one request.
+
+use crate::{Application, ConcurrentRequest, MethodInfo, PlanError, PlanOptions, PlanRequest, concurrent, plan_pair};
+use trefoil_core::{Objective, Plan};
+
+/// The planners that [`plan_several`] knows.
+pub const SEVERAL_METHODS: &[MethodInfo] = &[
+    MethodInfo {
+        name: "concurrent",
+        summary: "any number of models at once, on exclusive units, contention decided together",
+    },
+    MethodInfo { name: "aligned", summary: "BIDENT 3.2.2 literally: two requests of one model in lockstep" },
+    MethodInfo { name: "joint", summary: "BIDENT 3.2.2 literally: two models, state (i, j) without units" },
+    MethodInfo {
+        name: "joint-units",
+        summary: "joint with units in the state, slowdown between units, exclusive resources",
+    },
+];
+
+/// Plans the models of several requests, which all start at once, to run together. `auto` is `concurrent`. All requests must
+/// ask for the same units and objective; their profiles must be of one machine.
+///
+/// # Errors
+/// [`PlanError::UnknownMethod`], [`PlanError::Pair`] when a method of two requests gets another number of them, and whatever is
+/// wrong with the requests.
+pub fn plan_several(method: &str, requests: &[PlanRequest<'_>], options: &PlanOptions) -> Result<Plan, PlanError> {
+    let objective = requests.first().map_or(Objective::Latency, |request| request.objective);
+    if objective == Objective::Throughput {
+        return Err(PlanError::Objective { method: method.to_owned(), objective: "throughput".to_owned() });
+    }
+    match (method, requests) {
+        ("auto" | "concurrent", [first, ..]) => {
+            let asked = ConcurrentRequest {
+                units: first.units.clone(),
+                objective,
+                pins: first.pins.clone(),
+                ..ConcurrentRequest::new(
+                    requests.iter().map(|request| Application::new(request.profile, request.graph)).collect(),
+                )
+            };
+            concurrent(&asked, options)
+        }
+        ("auto" | "concurrent", []) => Err(PlanError::NoUnits),
+        ("aligned" | "joint" | "joint-units", [first, second]) => plan_pair(method, first, second),
+        ("aligned" | "joint" | "joint-units", _) => Err(PlanError::Pair {
+            reason: format!(
+                "method `{method}` plans two requests, but {} were given; give two profiles",
+                requests.len()
+            ),
+        }),
+        _ => Err(PlanError::UnknownMethod {
+            want: method.to_owned(),
+            have: SEVERAL_METHODS.iter().map(|method| method.name).collect::<Vec<_>>().join(", "),
+        }),
+    }
+}

@@ -1,0 +1,31 @@
+//! `trefoil plan --on sim:SOC`: a profile of a model on a machine that is not here.
+
+use crate::cli::{ModelArgs, PlanArgs};
+use crate::context;
+use crate::error::CliError;
+use std::path::Path;
+use trefoil_core::{Profile, UnitAddress};
+
+/// A simulated profile of a model, on every device of `machine` (`sim:SOC`).
+pub fn profile(args: &PlanArgs, path: &Path, machine: &str) -> Result<Profile, CliError> {
+    let Some(name) = machine.strip_prefix("sim:").filter(|name| !name.is_empty() && !name.contains('/')) else {
+        return Err(CliError::Usage(format!(
+            "--on `{machine}` is no simulated machine; write sim:SOC, like sim:lunar-lake, and choose units with -u"
+        )));
+    };
+    let soc = trefoil_units::sim::description(name)?;
+    let units: Vec<UnitAddress> =
+        soc.devices.iter().map(|device| UnitAddress::new("sim", format!("{}/{}", soc.name, device.name))).collect();
+    let model = ModelArgs {
+        model: path.to_owned(),
+        shapes: args.shapes.clone(),
+        granularity: args.granularity,
+        input: "random".to_owned(),
+        cache: None,
+    };
+    // Shapes come from one traced run on the embedded backend; nothing is timed.
+    let options = context::prepare_options(&model)?;
+    let prepared = trefoil_profile::prepare_model(path, &options, context::stop_flag())?;
+    let graph = prepared.graph(args.granularity.into(), &[])?;
+    Ok(trefoil_units::sim::simulated_profile(&graph, &units, "1970-01-01T00:00:00Z")?)
+}

@@ -1,0 +1,144 @@
+//! `trefoil plan --workload`: what runs when, for `concurrent`.
+
+use crate::cli::PlanArgs;
+use crate::error::CliError;
+use serde::Deserialize;
+use std::path::Path;
+use trefoil_core::{OperatorGraph, Plan, Profile, TensorId};
+use trefoil_plan::{Application, ConcurrentRequest, PlanRequest, Stage, StageLink};
+
+/// The file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Workload {
+    applications: Vec<App>,
+    /// Weighted mean completion of the items instead of the end of the last.
+    #[serde(default)]
+    weighted: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct App {
+    stages: Vec<StageEntry>,
+    #[serde(default)]
+    links: Vec<LinkEntry>,
+    /// Number of items, the first at `offset_ms`, one every `period_ms`.
+    #[serde(default = "one")]
+    items: u32,
+    #[serde(default)]
+    offset_ms: f64,
+    #[serde(default)]
+    period_ms: f64,
+    /// Milliseconds from arrival.
+    deadline_ms: Option<f64>,
+    #[serde(default = "unit_weight")]
+    weight: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StageEntry {
+    /// Index among the profiles on the command line.
+    profile: usize,
+    #[serde(default = "one")]
+    repeat: u32,
+}
+
+/// `[stage, tensor name]` each.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkEntry {
+    from: (usize, String),
+    to: (usize, String),
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn unit_weight() -> f64 {
+    1.0
+}
+
+/// A plan of a workload, and the requests of its models in the plan's order.
+pub fn plan<'a>(
+    path: &Path,
+    args: &PlanArgs,
+    profiles: &'a [Profile],
+) -> Result<(Plan, Vec<PlanRequest<'a>>), CliError> {
+    if !matches!(args.planning.method.as_str(), "auto" | "concurrent") {
+        return Err(CliError::Usage(format!("--workload is for method `concurrent`, not `{}`", args.planning.method)));
+    }
+    let text =
+        std::fs::read(path).map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })?;
+    let workload: Workload = serde_json::from_slice(&text)
+        .map_err(|error| CliError::Usage(format!("{} is no workload: {error}", path.display())))?;
+    let fail = |reason: String| CliError::Usage(format!("{}: {reason}", path.display()));
+    let mut applications = Vec::new();
+    let mut order: Vec<usize> = Vec::new();
+    for app in &workload.applications {
+        let mut stages = Vec::new();
+        for entry in &app.stages {
+            let profile = profiles.get(entry.profile).ok_or_else(|| {
+                fail(format!("profile {} of {} given (counted from 0)", entry.profile, profiles.len()))
+            })?;
+            stages.push(Stage { profile, graph: profile.model(None)?, repeat: entry.repeat });
+            if !order.contains(&entry.profile) {
+                order.push(entry.profile);
+            }
+        }
+        let find = |(stage, name): &(usize, String)| -> Result<(usize, TensorId), CliError> {
+            let graph = stages.get(*stage).ok_or_else(|| fail(format!("a link names stage {stage}")))?.graph;
+            let at = tensor(graph, name)
+                .ok_or_else(|| fail(format!("model `{}` has no tensor `{name}` between operators", graph.model)))?;
+            Ok((*stage, at))
+        };
+        let links = app
+            .links
+            .iter()
+            .map(|link| Ok(StageLink { from: find(&link.from)?, to: find(&link.to)? }))
+            .collect::<Result<_, CliError>>()?;
+        if ![app.offset_ms, app.period_ms].iter().all(|ms| ms.is_finite() && *ms >= 0.0) {
+            return Err(fail("an offset or period is no number of milliseconds".to_owned()));
+        }
+        let mut application = Application { stages, links, ..first(profiles)? }
+            .every(app.items, app.offset_ms, app.period_ms)
+            .weighing(app.weight);
+        application.deadline_ms = app.deadline_ms;
+        applications.push(application);
+    }
+    if args.certificate.is_some() && workload.applications.iter().any(|app| !app.links.is_empty()) {
+        return Err(CliError::Usage("certificates do not cover linked stages: leave --certificate out".to_owned()));
+    }
+    let asked = ConcurrentRequest {
+        units: args.units.clone(),
+        objective: args.planning.objective.into(),
+        weighted: workload.weighted,
+        pins: args.planning.pins.clone(),
+        ..ConcurrentRequest::new(applications)
+    };
+    let plan = trefoil_plan::concurrent(&asked, &args.planning.options())?;
+    let requests = order
+        .into_iter()
+        .map(|at| {
+            Ok(PlanRequest {
+                profile: &profiles[at],
+                graph: profiles[at].model(None)?,
+                units: args.units.clone(),
+                objective: args.planning.objective.into(),
+                pins: args.planning.pins.clone(),
+            })
+        })
+        .collect::<Result<_, CliError>>()?;
+    Ok((plan, requests))
+}
+
+fn first(profiles: &[Profile]) -> Result<Application<'_>, CliError> {
+    let profile = profiles.first().ok_or_else(|| CliError::Usage("no profile was given".to_owned()))?;
+    Ok(Application::new(profile, profile.model(None)?))
+}
+
+fn tensor(graph: &OperatorGraph, name: &str) -> Option<TensorId> {
+    graph.tensors.iter().position(|tensor| tensor.name == name).map(|at| TensorId(at as u32))
+}
