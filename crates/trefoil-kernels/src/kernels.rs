@@ -1,0 +1,95 @@
+//! The handle: an instruction set and the threads that use it.
+
+use crate::isa::Supported;
+use crate::kernel::TILE_ROWS;
+use crate::pool::MAX_WORKERS;
+use crate::workspace::Slot;
+use crate::{Isa, KernelError, Pool, Workspace};
+
+/// An instruction set and a set of cores; its methods are the operators. One call at a time uses the cores.
+#[derive(Debug)]
+pub struct Kernels {
+    isa: Supported,
+    pool: Pool,
+}
+
+/// What one thread does of a call: rows `first .. first + rows`.
+pub(crate) struct Part<'s, Sink> {
+    pub(crate) first: usize,
+    pub(crate) rows: usize,
+    pub(crate) sink: Sink,
+    pub(crate) slot: &'s mut Slot,
+}
+
+impl Kernels {
+    /// Kernels of `isa` on the threads of `pool`.
+    ///
+    /// # Errors
+    /// [`KernelError::IsaUnavailable`] where the processor lacks it.
+    pub fn new(isa: Isa, pool: Pool) -> Result<Kernels, KernelError> {
+        Ok(Kernels { isa: Supported::check(isa)?, pool })
+    }
+
+    /// The fastest instruction set here, on `cores`, one pinned thread each.
+    pub fn best(cores: &[usize]) -> Result<Kernels, KernelError> {
+        Kernels::new(Isa::best(), Pool::pinned(cores)?)
+    }
+
+    /// Instruction set that runs: the one asked for, always.
+    pub fn isa(&self) -> Isa {
+        self.isa.isa()
+    }
+
+    /// Threads that run.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(crate) fn supported(&self) -> Supported {
+        self.isa
+    }
+
+    /// Cuts `rows` into one run per thread, whole row tiles each, and does `work` on it. `take(n)` splits the next n rows
+    /// off the destination.
+    pub(crate) fn run_parts<Sink: Send>(
+        &self,
+        rows: usize,
+        workspace: &mut Workspace,
+        take: impl FnMut(usize) -> Sink,
+        work: impl Fn(&mut Part<'_, Sink>) + Sync,
+    ) {
+        self.run_grains(rows, TILE_ROWS, workspace, take, work);
+    }
+
+    /// [`Kernels::run_parts`] with runs of whole multiples of `grain`.
+    pub(crate) fn run_grains<Sink: Send>(
+        &self,
+        rows: usize,
+        grain: usize,
+        workspace: &mut Workspace,
+        mut take: impl FnMut(usize) -> Sink,
+        work: impl Fn(&mut Part<'_, Sink>) + Sync,
+    ) {
+        let threads = self.pool.threads();
+        let step = rows.div_ceil(grain).div_ceil(threads).max(1) * grain;
+        let mut slots = workspace.slots(threads).iter_mut();
+        let mut first = 0;
+        // A fixed array: a call allocates nothing.
+        let mut parts: [Option<Part<'_, Sink>>; MAX_WORKERS] = std::array::from_fn(|_| {
+            let count = step.min(rows - first);
+            if count == 0 {
+                return None;
+            }
+            let part = Part { first, rows: count, sink: take(count), slot: slots.next()? };
+            first += count;
+            Some(part)
+        });
+        debug_assert_eq!(first, rows, "every row is in a part");
+        let count = parts.iter().flatten().count();
+        self.pool.run(&mut parts[..count], |part| {
+            if let Some(part) = part {
+                work(part);
+            }
+        });
+    }
+}
