@@ -90,11 +90,18 @@ impl KernelError {
     /// Two shapes that do not fit.
     pub(crate) fn shapes(
         operator: &'static str,
-        (left, left_shape): (&'static str, String),
-        (right, right_shape): (&'static str, String),
+        (left, left_shape): (&'static str, impl ToString),
+        (right, right_shape): (&'static str, impl ToString),
         rule: &'static str,
     ) -> KernelError {
-        KernelError::Shapes { operator, left, left_shape, right, right_shape, rule }
+        KernelError::Shapes {
+            operator,
+            left,
+            left_shape: left_shape.to_string(),
+            right,
+            right_shape: right_shape.to_string(),
+            rule,
+        }
     }
 
     /// A bad value.

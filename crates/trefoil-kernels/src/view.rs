@@ -2,6 +2,19 @@
 
 use crate::KernelError;
 
+/// Rows and columns, formatted only when an error needs them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    rows: usize,
+    columns: usize,
+}
+
+impl std::fmt::Display for Extent {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}×{}", self.rows, self.columns)
+    }
+}
+
 fn needed(rows: usize, columns: usize, stride: usize) -> Option<usize> {
     if rows == 0 { Some(0) } else { (rows - 1).checked_mul(stride)?.checked_add(columns) }
 }
@@ -91,8 +104,8 @@ impl<'a, T> Rows<'a, T> {
     }
 
     /// `rows×columns`.
-    pub(crate) fn shape(&self) -> String {
-        format!("{}×{}", self.rows, self.columns)
+    pub(crate) fn shape(&self) -> Extent {
+        Extent { rows: self.rows, columns: self.columns }
     }
 }
 
@@ -167,8 +180,8 @@ impl<'a, T> RowsMut<'a, T> {
     }
 
     /// `rows×columns`.
-    pub(crate) fn shape(&self) -> String {
-        format!("{}×{}", self.rows, self.columns)
+    pub(crate) fn shape(&self) -> Extent {
+        Extent { rows: self.rows, columns: self.columns }
     }
 }
 

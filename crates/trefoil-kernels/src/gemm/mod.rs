@@ -5,6 +5,7 @@ mod float;
 mod int8;
 
 use crate::rows::{Operands, check_codes, check_vector};
+use crate::view::Extent;
 use crate::{KernelError, Rows, RowsMut};
 use trefoil_weights::TiledView;
 use trefoil_weights::tile::TILE;
@@ -198,7 +199,7 @@ pub(crate) fn check_tiled(operator: &'static str, view: &TiledView<'_>) -> Resul
 /// Input and weights must have the same inner dimension.
 fn check_inner(
     operator: &'static str,
-    input: String,
+    input: Extent,
     columns: usize,
     (d_in, d_out): (usize, usize),
 ) -> Result<(), KernelError> {
