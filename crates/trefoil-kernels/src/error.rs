@@ -88,6 +88,7 @@ pub enum KernelError {
 
 impl KernelError {
     /// Two shapes that do not fit.
+    #[allow(clippy::needless_pass_by_value, reason = "formatted once, on the error path")]
     pub(crate) fn shapes(
         operator: &'static str,
         (left, left_shape): (&'static str, impl ToString),
@@ -105,6 +106,7 @@ impl KernelError {
     }
 
     /// A bad value.
+    #[allow(clippy::needless_pass_by_value, reason = "formatted once, on the error path")]
     pub(crate) fn value(
         operator: &'static str,
         what: &'static str,

@@ -5,6 +5,8 @@
 //! are minimax fits for the stated intervals. All functions are branch-free, so loops over them vectorise.
 
 #![allow(clippy::inline_always, reason = "they must be compiled inside each target_feature function")]
+#![allow(clippy::many_single_char_names, reason = "the letters of the formulas")]
+#![allow(clippy::approx_constant, reason = "a minimax coefficient is near a constant, not one")]
 #![allow(clippy::excessive_precision, reason = "coefficients are printed as the f32 they are")]
 
 /// Adding 1.5·2²³ leaves no fraction bits, so the addition itself rounds half to even; the low bits of the sum are the
@@ -164,11 +166,17 @@ pub fn code(x: f32, inverse: f32) -> i8 {
     (scaled + ROUNDER).to_bits() as u8 as i8
 }
 
+/// The code of a probability: `round_half_even(127·p)` for 0 ≤ p ≤ 1.
+#[inline(always)]
+pub fn probability_code(p: f32) -> i8 {
+    (p * MAX_CODE + ROUNDER).to_bits() as u8 as i8
+}
+
 /// Scale and reciprocal scale of values whose largest magnitude is `largest`: `s = largest·(1/127)`, `1/s = 127·recip(largest)`.
 /// 1 and 1 where `largest` is below 2⁻¹⁰⁰ (all codes are then zero) or not finite.
 #[inline(always)]
 pub fn dynamic_scale(largest: f32) -> (f32, f32) {
-    if largest >= 7.888_609e-31 && largest <= 1e37 {
+    if (7.888_609e-31..=1e37).contains(&largest) {
         (largest * (1.0 / MAX_CODE), MAX_CODE * recip(largest))
     } else {
         (1.0, 1.0)
@@ -321,6 +329,10 @@ mod tests {
             assert_eq!(code(x, 1.0), x.round_ties_even().clamp(-127.0, 127.0) as i8);
         }
         assert_eq!((code(f32::INFINITY, 1.0), code(f32::NEG_INFINITY, 1.0), code(f32::NAN, 1.0)), (127, -127, -127));
+        for step in 0..=127 * 4 {
+            let p = step as f32 / (127.0 * 4.0);
+            assert_eq!(f32::from(probability_code(p)), (p * 127.0).round_ties_even());
+        }
         assert_eq!(dynamic_scale(0.0), (1.0, 1.0));
         assert_eq!(dynamic_scale(f32::NAN), (1.0, 1.0));
         let (scale, inverse) = dynamic_scale(5.0);

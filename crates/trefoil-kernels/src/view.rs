@@ -29,6 +29,7 @@ fn check(what: &'static str, rows: usize, columns: usize, stride: usize, have: u
 
 /// A matrix that is read. Elements of row `r` are at `r · stride ..`, `stride` ≥ `columns`.
 #[derive(Debug)]
+#[allow(clippy::struct_field_names, reason = "a matrix of rows has a number of rows")]
 pub struct Rows<'a, T> {
     data: &'a [T],
     rows: usize,
@@ -88,14 +89,14 @@ impl<'a, T> Rows<'a, T> {
 
     /// All from row `row` on, gaps included.
     #[inline]
-    pub(crate) fn from_row(&self, row: usize) -> &'a [T] {
+    pub(crate) fn starting_at(&self, row: usize) -> &'a [T] {
         &self.data[(row * self.stride).min(self.data.len())..]
     }
 
     /// Rows `first .. first + count`.
     pub(crate) fn part(&self, first: usize, count: usize) -> Rows<'a, T> {
         debug_assert!(first + count <= self.rows, "rows {first}+{count} of {}", self.rows);
-        Rows { data: self.from_row(first), rows: count, columns: self.columns, stride: self.stride }
+        Rows { data: self.starting_at(first), rows: count, columns: self.columns, stride: self.stride }
     }
 
     /// Elements available, for padding checks.
@@ -111,6 +112,7 @@ impl<'a, T> Rows<'a, T> {
 
 /// A matrix that is written. See [`Rows`].
 #[derive(Debug)]
+#[allow(clippy::struct_field_names, reason = "as above")]
 pub struct RowsMut<'a, T> {
     data: &'a mut [T],
     rows: usize,

@@ -87,8 +87,8 @@ impl Kernels {
                                     totals: &mut totals[tile..],
                                     state: &mut state[tile * head_dim..],
                                 };
-                                let queries = (&query.from_row(tile)[column..], query.stride());
-                                let values = (&value.from_row(start)[column..], value.stride());
+                                let queries = (&query.starting_at(tile)[column..], query.stride());
+                                let values = (&value.starting_at(start)[column..], value.stride());
                                 block.add(queries, panels, values, valid);
                             }
                         }
@@ -165,16 +165,19 @@ impl Tile<'_> {
 multiversion! {
     /// `panels[key/32][dim][key mod 32]`; lanes past the last key are zero.
     fn transpose_keys(keys: Rows<'_, f32>, column: usize, head_dim: usize, panels: &mut [f32]) {
-        for key in 0..keys.rows().next_multiple_of(TILE) {
-            let panel = &mut panels[key / TILE * head_dim * TILE..][..head_dim * TILE];
-            let lane = key % TILE;
-            if key < keys.rows() {
-                for (row, &value) in panel.as_chunks_mut::<TILE>().0.iter_mut().zip(&keys.row(key)[column..]) {
-                    row[lane] = value;
-                }
-            } else {
-                for row in panel.as_chunks_mut::<TILE>().0 {
-                    row[lane] = 0.0;
+        /// Dimensions at a time, so that the rows written stay in the first-level cache.
+        const DIMS: usize = 16;
+        for (tile, panel) in panels.chunks_mut(head_dim * TILE).take(keys.rows().div_ceil(TILE)).enumerate() {
+            for (chunk, rows) in panel.as_chunks_mut::<{ DIMS * TILE }>().0.iter_mut().enumerate() {
+                for lane in 0..TILE {
+                    let key = tile * TILE + lane;
+                    let mut values = [0f32; DIMS];
+                    if key < keys.rows() {
+                        values.copy_from_slice(&keys.row(key)[column + chunk * DIMS..][..DIMS]);
+                    }
+                    for (row, value) in rows.as_chunks_mut::<TILE>().0.iter_mut().zip(values) {
+                        row[lane] = value;
+                    }
                 }
             }
         }

@@ -18,7 +18,7 @@
 use super::{AttentionSink, KEY_BLOCK, PackedKeyValue, check_keys, multiply_row};
 use crate::isa::Supported;
 use crate::kernel::{DotTile, TILE_ROWS, row_sums};
-use crate::math::{MAX_CODE, exp2, recip, round_half_even};
+use crate::math::{exp2, probability_code, recip};
 use crate::multiversion::multiversion;
 use crate::rows::check_scale;
 use crate::workspace::at_least;
@@ -147,7 +147,7 @@ impl Block<'_, '_> {
         let rows = self.query.rows();
         let column = self.head * head_dim;
         if self.isa.needs_row_sums() {
-            let codes = &self.query.from_row(0)[column..];
+            let codes = &self.query.starting_at(0)[column..];
             row_sums(self.isa, codes, self.query.stride(), head_dim, &mut self.query_sums[..rows]);
         }
         self.state[..rows * head_dim].fill(0.0);
@@ -160,7 +160,7 @@ impl Block<'_, '_> {
                 let count = TILE_ROWS.min(rows - first);
                 for (tile_column, weights) in keys.chunks_exact(head_dim * TILE).take(padded / TILE).enumerate() {
                     let tile = DotTile {
-                        a: &self.query.from_row(first)[column..],
+                        a: &self.query.starting_at(first)[column..],
                         lda: self.query.stride(),
                         rows: count,
                         weights,
@@ -226,9 +226,9 @@ multiversion! {
             for (out, &score) in codes.iter_mut().zip(scores) {
                 // The difference is below 2²⁴ (128·127·127·2), so it converts exactly.
                 let probability = exp2((score - largest) as f32 * sigma);
-                let code = round_half_even(probability * MAX_CODE) as i32;
-                *out = code as i8;
-                sum += code;
+                let code = probability_code(probability);
+                *out = code;
+                sum += i32::from(code);
             }
             codes[valid..].fill(0);
             let maximum = if is_first { largest } else { maxima[row].max(largest) };

@@ -1,5 +1,7 @@
 //! From accumulators to destinations, a row tile × 32 columns at a time.
 
+#![allow(clippy::needless_range_loop, reason = "a column indexes several arrays at once")]
+
 use super::{Activation, GemmSink};
 use crate::isa::Supported;
 use crate::kernel::TILE_ROWS;
@@ -10,6 +12,20 @@ use trefoil_weights::tile::TILE;
 
 /// Values of a tile.
 pub(super) const TILE_VALUES: usize = TILE_ROWS * TILE;
+
+/// What a row tile needs besides its destination; one per thread and call, on the stack.
+#[derive(Debug)]
+pub(super) struct TileScratch {
+    pub(super) acc: [i32; TILE_VALUES],
+    pub(super) delta: [i32; TILE_VALUES],
+    pub(super) y: [f32; TILE_VALUES],
+}
+
+impl TileScratch {
+    pub(super) fn new() -> TileScratch {
+        TileScratch { acc: [0; TILE_VALUES], delta: [0; TILE_VALUES], y: [0.0; TILE_VALUES] }
+    }
+}
 
 /// Per-column values of one tile column, padding filled in.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +42,7 @@ pub(super) struct ColumnParameters {
 
 impl ColumnParameters {
     /// Takes columns `first .. first + valid`.
-    pub(super) fn new(first: usize, valid: usize) -> ColumnParameterBuilder {
+    pub(super) fn columns(first: usize, valid: usize) -> ColumnParameterBuilder {
         ColumnParameterBuilder { first, valid }
     }
 }
@@ -146,7 +162,12 @@ pub(super) fn store_tile(
                 round_tile(isa, y);
             }
             for (offset, y) in y.as_chunks::<TILE>().0.iter().enumerate() {
-                out.row_mut(row + offset)[first..first + valid].copy_from_slice(&y[..valid]);
+                let out = &mut out.row_mut(row + offset)[first..first + valid];
+                // A whole tile has a length known to the compiler: a few registers instead of a call.
+                match <&mut [f32; TILE]>::try_from(&mut *out) {
+                    Ok(out) => *out = *y,
+                    Err(_) => out.copy_from_slice(&y[..valid]),
+                }
             }
         }
         GemmSink::Codes { out, scale } => {

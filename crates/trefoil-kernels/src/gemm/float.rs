@@ -18,7 +18,7 @@ use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE};
 /// Inputs widened at a time; a panel is 32 KiB.
 const PANEL_INPUTS: usize = 256;
 /// Rows that share a panel.
-const BLOCK_ROWS: usize = 192;
+const BLOCK_ROWS: usize = 384;
 
 impl Kernels {
     /// `sink ← epilogue(input · weights)` with f32 accumulation.
@@ -76,7 +76,7 @@ impl Kernels {
                     let block = input.part(part.first + first, rows);
                     for column in 0..d_out.div_ceil(TILE) {
                         let valid = TILE.min(d_out - column * TILE);
-                        let builder = ColumnParameters::new(column * TILE, valid);
+                        let builder = ColumnParameters::columns(column * TILE, valid);
                         let parameters = ColumnParameters {
                             scale: [1.0; TILE],
                             bias: builder.lift(epilogue.bias, 0.0),
@@ -132,7 +132,7 @@ fn multiply(
         }
         for tile in (0..input.rows()).step_by(TILE_ROWS) {
             let fma = FmaTile {
-                a: &input.from_row(tile)[start..],
+                a: &input.starting_at(tile)[start..],
                 lda: input.stride(),
                 rows: TILE_ROWS.min(input.rows() - tile),
                 b: panel,
@@ -166,16 +166,21 @@ multiversion! {
 multiversion! {
     /// `panel[i][j] = weights[column·32 + j][start + i]`, zero where there is no such row.
     fn transpose(weights: Rows<'_, f32>, start: usize, k: usize, column: usize, operands: Operands, panel: &mut [f32]) {
+        /// Inputs at a time, so that the rows written stay in the first-level cache.
+        const INPUTS: usize = 16;
         let panel = &mut panel[..k * TILE];
-        for lane in 0..TILE {
-            let output = column * TILE + lane;
-            if output < weights.rows() {
-                for (row, &value) in panel.as_chunks_mut::<TILE>().0.iter_mut().zip(&weights.row(output)[start..start + k]) {
-                    row[lane] = value;
-                }
-            } else {
-                for row in panel.as_chunks_mut::<TILE>().0 {
-                    row[lane] = 0.0;
+        for (chunk, rows) in panel.chunks_mut(INPUTS * TILE).enumerate() {
+            let first = start + chunk * INPUTS;
+            for lane in 0..TILE {
+                let output = column * TILE + lane;
+                if output < weights.rows() {
+                    for (row, &value) in rows.as_chunks_mut::<TILE>().0.iter_mut().zip(&weights.row(output)[first..]) {
+                        row[lane] = value;
+                    }
+                } else {
+                    for row in rows.as_chunks_mut::<TILE>().0 {
+                        row[lane] = 0.0;
+                    }
                 }
             }
         }

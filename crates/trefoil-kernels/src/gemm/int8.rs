@@ -4,7 +4,7 @@
 //! run of bytes, streamed once per block), then row tiles of the block. A tile's whole reduction stays in registers, so
 //! the epilogue sees final sums and writes each output once.
 
-use super::epilogue::{ColumnParameters, TILE_VALUES, finish_int8, gate_of, store_tile};
+use super::epilogue::{ColumnParameters, TileScratch, finish_int8, gate_of, store_tile};
 use super::{
     ActivationScale, Adapter, Codes, Epilogue, GemmSink, check_activations, check_inner, check_tiled, row_block,
 };
@@ -91,6 +91,7 @@ impl Gemm<'_> {
         let shape = self.weights.shape;
         let block = row_block(shape.padded_in(), MOST_ROWS);
         let sums = at_least(sums, 2 * MOST_ROWS);
+        let mut scratch = TileScratch::new();
         for first in (0..self.rows).step_by(block) {
             let rows = block.min(self.rows - first);
             let (input_sums, hidden_sums) = sums.split_at_mut(MOST_ROWS);
@@ -102,7 +103,7 @@ impl Gemm<'_> {
             }
             for column in 0..shape.tile_columns() {
                 let valid = TILE.min(shape.d_out - column * TILE);
-                let builder = ColumnParameters::new(column * TILE, valid);
+                let builder = ColumnParameters::columns(column * TILE, valid);
                 let mut delta_scale = [0f32; TILE];
                 if let Some(adapter) = &self.epilogue.adapter {
                     delta_scale = builder.lift(Some(adapter.up.scales), 0.0).map(|scale| adapter.factor * scale);
@@ -116,7 +117,7 @@ impl Gemm<'_> {
                 for tile in (0..rows).step_by(TILE_ROWS) {
                     let count = TILE_ROWS.min(rows - tile);
                     let at = Place { row: first + tile, count, column, valid };
-                    self.tile(at, &parameters, &input_sums[tile..], &hidden_sums[tile..], sink);
+                    self.tile(at, &parameters, (&input_sums[tile..], &hidden_sums[tile..]), &mut scratch, sink);
                 }
             }
         }
@@ -124,26 +125,26 @@ impl Gemm<'_> {
 
     fn sum_rows(&self, codes: &Codes<'_>, first: usize, sums: &mut [i32]) {
         let k = codes.codes.columns().next_multiple_of(TILE);
-        row_sums(self.isa, codes.codes.from_row(self.first + first), codes.codes.stride(), k, sums);
+        row_sums(self.isa, codes.codes.starting_at(self.first + first), codes.codes.stride(), k, sums);
     }
 
     fn tile(
         &self,
         at: Place,
         parameters: &ColumnParameters,
-        input_sums: &[i32],
-        hidden_sums: &[i32],
+        (input_sums, hidden_sums): (&[i32], &[i32]),
+        scratch: &mut TileScratch,
         sink: &mut GemmSink<'_>,
     ) {
-        let (mut acc, mut delta, mut y) = ([0i32; TILE_VALUES], [0i32; TILE_VALUES], [0f32; TILE_VALUES]);
+        let TileScratch { acc, delta, y } = scratch;
         let row = self.first + at.row;
         let values = at.count * TILE;
-        self.dot(&self.input, &self.weights, row, at, input_sums, &mut acc);
+        self.dot(&self.input, &self.weights, row, at, input_sums, acc);
         let row_scales = scales_of(&self.input.scale, row, at.count);
         let mut delta_row_scales = [0f32; TILE_ROWS];
         let mut delta_values = 0;
         if let Some(Adapter { hidden, up, .. }) = &self.epilogue.adapter {
-            self.dot(hidden, up, row, at, hidden_sums, &mut delta);
+            self.dot(hidden, up, row, at, hidden_sums, delta);
             delta_row_scales = scales_of(&hidden.scale, row, at.count);
             delta_values = values;
         }
@@ -164,7 +165,7 @@ impl Gemm<'_> {
     fn dot(&self, codes: &Codes<'_>, weights: &TiledView<'_>, row: usize, at: Place, sums: &[i32], acc: &mut [i32]) {
         let bytes = weights.shape.column_bytes();
         let tile = DotTile {
-            a: codes.codes.from_row(row),
+            a: codes.codes.starting_at(row),
             lda: codes.codes.stride(),
             rows: at.count,
             weights: &weights.codes[at.column * bytes..(at.column + 1) * bytes],

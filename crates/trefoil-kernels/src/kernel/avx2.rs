@@ -4,6 +4,8 @@
 //! `a·w = |a|·(w·sign a)`. With codes |w| ≤ 127 and |a| ≤ 128 a pair is at most 2·128·127 = 32,512 < 2¹⁵, so nothing
 //! saturates and the sums are exact.
 
+#![allow(clippy::wildcard_imports, reason = "the intrinsics of one instruction set")]
+
 use super::{DotTile, FmaTile, four};
 use std::arch::x86_64::*;
 use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE};

@@ -4,6 +4,8 @@
 //! sign bits, two per 24 products), the activations stay signed, so
 //! `Σ a·w = Σ a·(w + 128) − 128·Σ a`; the row sums come from the caller. 32-bit sums wrap, so the identity is exact.
 
+#![allow(clippy::wildcard_imports, reason = "the intrinsics of one instruction set")]
+
 use super::{DotTile, FmaTile, four};
 use std::arch::x86_64::*;
 use trefoil_weights::tile::{GROUP, GROUP_BYTES};

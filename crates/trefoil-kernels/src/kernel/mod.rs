@@ -16,7 +16,7 @@ mod scalar;
 use crate::Isa;
 use crate::isa::Supported;
 use crate::multiversion::multiversion;
-use trefoil_weights::tile::{GROUP, TILE};
+use trefoil_weights::tile::TILE;
 
 /// Most rows of a tile.
 pub(crate) const TILE_ROWS: usize = 12;
@@ -138,6 +138,12 @@ impl Supported {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Some(unsafe { avx2::dot_peak(rounds) }),
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod => Some(unsafe { neon::dot_peak(rounds) }),
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => Some(unsafe { neon::i8mm_peak(rounds) }),
             _ => None,
         }
     }
@@ -151,6 +157,9 @@ impl Supported {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni => Some(unsafe { avx2::fma_peak(rounds) }),
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod | Isa::NeonI8mm => Some(unsafe { neon::fma_peak(rounds) }),
             _ => None,
         }
     }
@@ -173,7 +182,7 @@ multiversion! {
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "it must be compiled inside each target_feature function")]
 unsafe fn four(at: *const i8) -> i32 {
-    const { assert!(GROUP == 4) };
+    const { assert!(trefoil_weights::tile::GROUP == 4) };
     // SAFETY: the caller's promise; no alignment is needed.
     unsafe { at.cast::<i32>().read_unaligned() }
 }

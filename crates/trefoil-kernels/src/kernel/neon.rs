@@ -2,6 +2,8 @@
 //!
 //! The two instructions are written as inline assembly because their intrinsics are not stable yet.
 
+#![allow(clippy::wildcard_imports, reason = "the intrinsics of one instruction set")]
+
 use super::{DotTile, FmaTile};
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -235,4 +237,55 @@ unsafe fn fma_rows<const R: usize>(tile: FmaTile<'_>, first: usize, out: &mut [f
         }
     }
     R
+}
+
+/// See [`crate::isa::Supported::dot_peak`].
+///
+/// # Safety
+/// The processor has the dot-product extension.
+#[target_feature(enable = "neon,dotprod")]
+pub(super) unsafe fn dot_peak(rounds: u64) -> u64 {
+    let mut sums = [vdupq_n_s32(0); 24];
+    let (a, b) = (std::hint::black_box(vdupq_n_s8(3)), std::hint::black_box(vdupq_n_s8(-5)));
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            sdot!(*sum, b, a, 0);
+        }
+    }
+    std::hint::black_box(sums);
+    rounds * 24 * 16 * 2
+}
+
+/// See [`crate::isa::Supported::dot_peak`].
+///
+/// # Safety
+/// The processor has the INT8 matrix extension.
+#[target_feature(enable = "neon,i8mm")]
+pub(super) unsafe fn i8mm_peak(rounds: u64) -> u64 {
+    let mut sums = [vdupq_n_s32(0); 24];
+    let (a, b) = (std::hint::black_box(vdupq_n_s8(3)), std::hint::black_box(vdupq_n_s8(-5)));
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            smmla!(*sum, a, b);
+        }
+    }
+    std::hint::black_box(sums);
+    rounds * 24 * 32 * 2
+}
+
+/// See [`crate::isa::Supported::fma_peak`].
+///
+/// # Safety
+/// None beyond the target's baseline.
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn fma_peak(rounds: u64) -> u64 {
+    let mut sums = [vdupq_n_f32(0.0); 24];
+    let (a, b) = (std::hint::black_box(vdupq_n_f32(0.5)), std::hint::black_box(vdupq_n_f32(0.25)));
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = vfmaq_f32(b, *sum, a);
+        }
+    }
+    std::hint::black_box(sums);
+    rounds * 24 * 4 * 2
 }

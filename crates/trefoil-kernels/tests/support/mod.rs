@@ -1,5 +1,6 @@
 //! What the integration tests share: random data, quantised matrices, plain oracles.
 #![allow(dead_code, reason = "every test uses a part of it")]
+#![allow(clippy::many_single_char_names, reason = "the letters of the formulas")]
 
 pub mod block;
 
