@@ -74,6 +74,11 @@ pub enum KernelError {
         /// Why not.
         reason: String,
     },
+    /// The thread's floating-point environment would change results.
+    #[error(
+        "this thread flushes subnormal numbers or does not round to nearest, so results would differ from other machines'; set the kernels up in a thread whose floating-point environment no library changed"
+    )]
+    Environment,
     /// A worker thread could not be started or pinned.
     #[error("cannot {action} a worker thread on core {core}: {source}")]
     Worker {

@@ -2,6 +2,7 @@
 
 use crate::isa::Supported;
 use crate::kernel::TILE_ROWS;
+use crate::math::environment_is_default;
 use crate::pool::MAX_WORKERS;
 use crate::workspace::Slot;
 use crate::{Isa, KernelError, Pool, Workspace};
@@ -25,8 +26,14 @@ impl Kernels {
     /// Kernels of `isa` on the threads of `pool`.
     ///
     /// # Errors
-    /// [`KernelError::IsaUnavailable`] where the processor lacks it.
+    /// [`KernelError::IsaUnavailable`] where the processor lacks it, [`KernelError::Environment`] where this thread does
+    /// not compute with the default floating-point environment (workers inherit it from the thread that made the pool).
     pub fn new(isa: Isa, pool: Pool) -> Result<Kernels, KernelError> {
+        let mut is_default = [environment_is_default(); MAX_WORKERS];
+        pool.run(&mut is_default[..pool.threads()], |is_default| *is_default &= environment_is_default());
+        if is_default.contains(&false) {
+            return Err(KernelError::Environment);
+        }
         Ok(Kernels { isa: Supported::check(isa)?, pool })
     }
 
@@ -91,5 +98,34 @@ impl Kernels {
                 work(part);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn a_thread_that_flushes_subnormals_is_refused() {
+        /// Sets the control register of this thread.
+        fn set_control(value: u32) {
+            // SAFETY: reads four bytes; the thread ends before other code could be surprised by the modes.
+            unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack)) };
+        }
+        assert!(Kernels::new(Isa::Scalar, Pool::on_caller()).is_ok());
+        std::thread::spawn(|| {
+            // Flush to zero and denormals are zero, as inference libraries set them.
+            set_control(0x1f80 | 0x8040);
+            let error = Kernels::new(Isa::Scalar, Pool::on_caller()).unwrap_err();
+            assert!(error.to_string().contains("flushes subnormal numbers"), "{error}");
+            // Round towards minus infinity.
+            set_control(0x1f80 | 0x2000);
+            assert!(Kernels::new(Isa::Scalar, Pool::on_caller()).is_err());
+            set_control(0x1f80);
+            assert!(Kernels::new(Isa::Scalar, Pool::on_caller()).is_ok());
+        })
+        .join()
+        .unwrap();
     }
 }

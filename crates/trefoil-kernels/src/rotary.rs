@@ -65,6 +65,7 @@ pub fn rotary_table(grid: [usize; 3], head_dim: usize) -> Result<RotaryTable, Ke
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "cosines and sines of zero are exact")]
 mod tests {
     use super::*;
 

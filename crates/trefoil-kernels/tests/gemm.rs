@@ -1,5 +1,7 @@
 //! GEMM against plain oracles, on every instruction set of this processor, with one and two threads.
 
+#![allow(clippy::needless_range_loop, reason = "oracles are written with the indices of the formulas")]
+
 mod support;
 
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 //! Attention and row operators against f64 oracles and, on the INT8 path, against their formulas bit for bit.
 
+#![allow(clippy::needless_range_loop, reason = "oracles are written with the indices of the formulas")]
+
 mod support;
 
 use proptest::prelude::*;

@@ -224,7 +224,7 @@ multiversion! {
             let codes = &mut codes[row * KEY_BLOCK..][..padded];
             let mut sum = 0i32;
             for (out, &score) in codes.iter_mut().zip(scores) {
-                // The difference is below 2²⁴ (128·127·127·2), so it converts exactly.
+                // The difference is below 2²⁴ (heads are at most 512 wide), so it converts exactly.
                 let probability = exp2((score - largest) as f32 * sigma);
                 let code = probability_code(probability);
                 *out = code;

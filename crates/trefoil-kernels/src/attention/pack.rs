@@ -6,6 +6,9 @@ use crate::workspace::at_least;
 use crate::{KernelError, Kernels, Rows, Workspace};
 use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE, TILE_BYTES};
 
+/// Widest head: differences of scores, at most `2·127·127·D`, stay below 2²⁴ and so convert to f32 exactly.
+const MAX_HEAD_DIM: usize = 512;
+
 /// INT8 keys and values of all heads in tile order, 256 keys at a time: per block and head `Kᵀ` (head_dim × keys) and then
 /// `V` (keys × head_dim), both tiled. These are activations, not weights; the buffer is reused by the next packing.
 #[derive(Debug, Clone, Default)]
@@ -87,10 +90,19 @@ impl Kernels {
             ));
         }
         check_keys(operator, keys.rows())?;
-        packed.head_dim = check_heads(operator, keys.columns(), heads)?;
+        let head_dim = check_heads(operator, keys.columns(), heads)?;
+        if head_dim > MAX_HEAD_DIM {
+            return Err(KernelError::value(
+                operator,
+                "the head dimension",
+                head_dim,
+                "INT8 attention takes at most 512",
+            ));
+        }
+        packed.head_dim = head_dim;
         packed.keys = keys.rows();
         packed.heads = heads;
-        let (head_dim, side, blocks) = (packed.head_dim, packed.side(), packed.blocks());
+        let (side, blocks) = (packed.side(), packed.blocks());
         let block_bytes = 2 * side * heads;
         let mut rest = at_least(&mut packed.codes, blocks * block_bytes);
         self.run_grains(

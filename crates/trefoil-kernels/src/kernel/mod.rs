@@ -213,10 +213,16 @@ mod tests {
             let mut weights = codes(k * TILE, !seed);
             if extreme {
                 // The largest sums of pairs, where a saturating instruction would show.
-                a.iter_mut().for_each(|code| *code = if *code < 0 { -128 } else { 127 });
-                weights.iter_mut().for_each(|code| *code = if *code < 0 { -127 } else { 127 });
+                for code in &mut a {
+                    *code = if *code < 0 { -128 } else { 127 };
+                }
+                for code in &mut weights {
+                    *code = if *code < 0 { -127 } else { 127 };
+                }
             }
-            weights.iter_mut().for_each(|code| *code = (*code).max(-127));
+            for code in &mut weights {
+                *code = (*code).max(-127);
+            }
             let sums: Vec<i32> = (0..rows).map(|row| a[row * lda..][..k].iter().map(|&code| i32::from(code)).sum()).collect();
             for isa in Isa::available() {
                 let isa = Supported::check(isa).unwrap();
