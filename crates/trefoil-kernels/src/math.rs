@@ -33,6 +33,17 @@ pub fn round_half_even(x: f32) -> f32 {
     (x + ROUNDER) - ROUNDER
 }
 
+/// `2^f` for |f| ≤ ½.
+#[inline(always)]
+fn exp2_fraction(f: f32) -> f32 {
+    let mut p = 0.001_326_472_7;
+    p = p * f + 0.009_671_513;
+    p = p * f + 0.055_507_336;
+    p = p * f + 0.240_222_42;
+    p = p * f + 0.693_147;
+    p * f + 1.0
+}
+
 /// `2^x`. Relative error ≤ 2·10⁻⁷; 0 below −126, 2¹²⁷ above 127, NaN for NaN.
 ///
 /// `x = n + f`, `n` rounded half to even: `2^x = 2ⁿ·(1 + f·P₄(f))`, Horner from the highest coefficient.
@@ -42,12 +53,7 @@ pub fn exp2(x: f32) -> f32 {
     let bounded = if bounded < -126.0 { -126.0 } else { bounded };
     let shifted = bounded + ROUNDER;
     let f = bounded - (shifted - ROUNDER);
-    let mut p = 0.001_326_472_7;
-    p = p * f + 0.009_671_513;
-    p = p * f + 0.055_507_336;
-    p = p * f + 0.240_222_42;
-    p = p * f + 0.693_147;
-    p = p * f + 1.0;
+    let p = exp2_fraction(f);
     // p is in [0.7, 1.42] and n in −126..=127: adding n to the exponent bits stays within normal numbers.
     let scaled = f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23));
     if x >= -126.0 {
@@ -176,10 +182,15 @@ pub fn code(x: f32, inverse: f32) -> i8 {
     (scaled + ROUNDER).to_bits() as u8 as i8
 }
 
-/// The code of a probability: `round_half_even(127·p)` for 0 ≤ p ≤ 1.
+/// `round_half_even(127·2^x)` for x ≤ 0: the INT8 code, 0..=127, of a probability relative to the largest one. The same
+/// number as rounding 127 times [`exp2`], without the cases that cannot occur: below −32 the code is 0 either way.
 #[inline(always)]
-pub fn probability_code(p: f32) -> i8 {
-    (p * MAX_CODE + ROUNDER).to_bits() as u8 as i8
+pub fn exp2_code(x: f32) -> i32 {
+    let bounded = if x > -32.0 { x } else { -32.0 };
+    let shifted = bounded + ROUNDER;
+    let f = bounded - (shifted - ROUNDER);
+    let scaled = f32::from_bits(exp2_fraction(f).to_bits().wrapping_add(shifted.to_bits() << 23));
+    ((scaled * MAX_CODE + ROUNDER).to_bits() & 0xff) as i32
 }
 
 /// Scale and reciprocal scale of values whose largest magnitude is `largest`: `s = largest·(1/127)`, `1/s = 127·recip(largest)`.
@@ -340,9 +351,8 @@ mod tests {
             assert_eq!(code(x, 1.0), x.round_ties_even().clamp(-127.0, 127.0) as i8);
         }
         assert_eq!((code(f32::INFINITY, 1.0), code(f32::NEG_INFINITY, 1.0), code(f32::NAN, 1.0)), (127, -127, -127));
-        for step in 0..=127 * 4 {
-            let p = step as f32 / (127.0 * 4.0);
-            assert_eq!(f32::from(probability_code(p)), (p * 127.0).round_ties_even());
+        for x in sweep(-40.0, 0.0).chain([f32::NEG_INFINITY, -1e30]) {
+            assert_eq!(exp2_code(x) as f32, (exp2(x) * 127.0).round_ties_even(), "{x}");
         }
         assert_eq!(dynamic_scale(0.0), (1.0, 1.0));
         assert_eq!(dynamic_scale(f32::NAN), (1.0, 1.0));

@@ -74,7 +74,7 @@ impl Kernels {
                         maxima[..rows].fill(f32::NEG_INFINITY);
                         for start in (0..key.rows()).step_by(KEY_BLOCK) {
                             let valid = KEY_BLOCK.min(key.rows() - start);
-                            transpose_keys(self.supported(), key.part(start, valid), column, head_dim, panels);
+                            transpose_keys(key.part(start, valid), column, head_dim, panels);
                             for tile in (0..rows).step_by(TILE_ROWS) {
                                 let mut block = Tile {
                                     isa: self.supported(),
@@ -162,22 +162,20 @@ impl Tile<'_> {
     }
 }
 
-multiversion! {
-    /// `panels[key/32][dim][key mod 32]`; lanes past the last key are zero.
-    fn transpose_keys(keys: Rows<'_, f32>, column: usize, head_dim: usize, panels: &mut [f32]) {
-        /// Dimensions at a time, so that the rows written stay in the first-level cache.
-        const DIMS: usize = 16;
-        for (tile, panel) in panels.chunks_mut(head_dim * TILE).take(keys.rows().div_ceil(TILE)).enumerate() {
-            for (chunk, rows) in panel.as_chunks_mut::<{ DIMS * TILE }>().0.iter_mut().enumerate() {
-                for lane in 0..TILE {
-                    let key = tile * TILE + lane;
-                    let mut values = [0f32; DIMS];
-                    if key < keys.rows() {
-                        values.copy_from_slice(&keys.row(key)[column + chunk * DIMS..][..DIMS]);
-                    }
-                    for (row, value) in rows.as_chunks_mut::<TILE>().0.iter_mut().zip(values) {
-                        row[lane] = value;
-                    }
+/// `panels[key/32][dim][key mod 32]`; lanes past the last key are zero. For the baseline on purpose, as in float GEMM.
+fn transpose_keys(keys: Rows<'_, f32>, column: usize, head_dim: usize, panels: &mut [f32]) {
+    /// Dimensions at a time, so that the rows written stay in the first-level cache.
+    const DIMS: usize = 16;
+    for (tile, panel) in panels.chunks_mut(head_dim * TILE).take(keys.rows().div_ceil(TILE)).enumerate() {
+        for (chunk, rows) in panel.as_chunks_mut::<{ DIMS * TILE }>().0.iter_mut().enumerate() {
+            for lane in 0..TILE {
+                let key = tile * TILE + lane;
+                let mut values = [0f32; DIMS];
+                if key < keys.rows() {
+                    values.copy_from_slice(&keys.row(key)[column + chunk * DIMS..][..DIMS]);
+                }
+                for (row, value) in rows.as_chunks_mut::<TILE>().0.iter_mut().zip(values) {
+                    row[lane] = value;
                 }
             }
         }

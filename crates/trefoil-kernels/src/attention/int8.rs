@@ -18,7 +18,7 @@
 use super::{AttentionSink, KEY_BLOCK, PackedKeyValue, check_keys, multiply_row};
 use crate::isa::Supported;
 use crate::kernel::{DotTile, TILE_ROWS, row_sums};
-use crate::math::{exp2, probability_code, recip};
+use crate::math::{exp2, exp2_code, recip};
 use crate::multiversion::multiversion;
 use crate::rows::check_scale;
 use crate::workspace::at_least;
@@ -225,10 +225,9 @@ multiversion! {
             let mut sum = 0i32;
             for (out, &score) in codes.iter_mut().zip(scores) {
                 // The difference is below 2²⁴ (heads are at most 512 wide), so it converts exactly.
-                let probability = exp2((score - largest) as f32 * sigma);
-                let code = probability_code(probability);
-                *out = code;
-                sum += i32::from(code);
+                let code = exp2_code((score - largest) as f32 * sigma);
+                *out = code as i8;
+                sum += code;
             }
             codes[valid..].fill(0);
             let maximum = if is_first { largest } else { maxima[row].max(largest) };

@@ -163,31 +163,45 @@ multiversion! {
     }
 }
 
-multiversion! {
-    /// `panel[i][j] = weights[column·32 + j][start + i]`, zero where there is no such row.
-    fn transpose(weights: Rows<'_, f32>, start: usize, k: usize, column: usize, operands: Operands, panel: &mut [f32]) {
-        /// Inputs at a time, so that the rows written stay in the first-level cache.
-        const INPUTS: usize = 16;
-        let panel = &mut panel[..k * TILE];
-        for (chunk, rows) in panel.chunks_mut(INPUTS * TILE).enumerate() {
-            let first = start + chunk * INPUTS;
-            for lane in 0..TILE {
-                let output = column * TILE + lane;
-                if output < weights.rows() {
-                    for (row, &value) in rows.as_chunks_mut::<TILE>().0.iter_mut().zip(&weights.row(output)[first..]) {
-                        row[lane] = value;
-                    }
-                } else {
-                    for row in rows.as_chunks_mut::<TILE>().0 {
-                        row[lane] = 0.0;
-                    }
+/// `panel[i][j] = weights[column·32 + j][start + i]`, zero where there is no such row.
+///
+/// Compiled for the baseline on purpose: with AVX-512 the compiler scatters, which is several times slower than plain stores.
+fn transpose(
+    isa: Supported,
+    weights: Rows<'_, f32>,
+    start: usize,
+    k: usize,
+    column: usize,
+    operands: Operands,
+    panel: &mut [f32],
+) {
+    /// Inputs at a time, so that the rows written stay in the first-level cache.
+    const INPUTS: usize = 16;
+    let panel = &mut panel[..k * TILE];
+    for (chunk, rows) in panel.chunks_mut(INPUTS * TILE).enumerate() {
+        let first = start + chunk * INPUTS;
+        for lane in 0..TILE {
+            let output = column * TILE + lane;
+            if output < weights.rows() {
+                for (row, &value) in rows.as_chunks_mut::<TILE>().0.iter_mut().zip(&weights.row(output)[first..]) {
+                    row[lane] = value;
+                }
+            } else {
+                for row in rows.as_chunks_mut::<TILE>().0 {
+                    row[lane] = 0.0;
                 }
             }
         }
-        if operands == Operands::F16 {
-            for value in panel.iter_mut() {
-                *value = round_f16(*value);
-            }
+    }
+    if operands == Operands::F16 {
+        round_panel(isa, panel);
+    }
+}
+
+multiversion! {
+    fn round_panel(panel: &mut [f32]) {
+        for value in panel {
+            *value = round_f16(*value);
         }
     }
 }
