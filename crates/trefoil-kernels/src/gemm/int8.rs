@@ -1,0 +1,190 @@
+//! `w8a8`: INT8 activations times tiled INT8 weights, read where they lie.
+//!
+//! Loop order per thread: a block of rows whose codes fit the second-level cache, then tile columns (each one contiguous
+//! run of bytes, streamed once per block), then row tiles of the block. A tile's whole reduction stays in registers, so
+//! the epilogue sees final sums and writes each output once.
+
+use super::epilogue::{ColumnParameters, TileScratch, finish_int8, gate_of, store_tile};
+use super::{
+    ActivationScale, Adapter, Codes, Epilogue, GemmSink, check_activations, check_inner, check_tiled, row_block,
+};
+use crate::isa::Supported;
+use crate::kernel::{DotTile, TILE_ROWS, row_sums};
+use crate::rows::check_vector;
+use crate::workspace::at_least;
+use crate::{KernelError, Kernels, Workspace};
+use trefoil_weights::TiledView;
+use trefoil_weights::tile::TILE;
+
+/// Most rows of a block.
+const MOST_ROWS: usize = 240;
+
+impl Kernels {
+    /// `sink ← epilogue(input · weights)`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit each other (with both shapes), scales that are not positive numbers.
+    pub fn gemm_w8a8(
+        &self,
+        input: &Codes<'_>,
+        weights: &TiledView<'_>,
+        epilogue: &Epilogue<'_>,
+        mut sink: GemmSink<'_>,
+        workspace: &mut Workspace,
+    ) -> Result<(), KernelError> {
+        let operator = "gemm_w8a8";
+        let (d_in, d_out) = (weights.shape.d_in, weights.shape.d_out);
+        check_inner(operator, input.codes.shape(), input.codes.columns(), (d_in, d_out))?;
+        check_activations(operator, input)?;
+        check_tiled(operator, weights)?;
+        if let Some(bias) = epilogue.bias {
+            check_vector(operator, ("bias", bias), d_out)?;
+        }
+        if let Some(adapter) = &epilogue.adapter {
+            let hidden = &adapter.hidden.codes;
+            check_inner(operator, hidden.shape(), hidden.columns(), (adapter.up.shape.d_in, adapter.up.shape.d_out))?;
+            check_activations(operator, &adapter.hidden)?;
+            check_tiled(operator, &adapter.up)?;
+            if hidden.rows() != input.codes.rows() || adapter.up.shape.d_out != d_out {
+                return Err(KernelError::shapes(
+                    operator,
+                    ("the adapter", format!("{}×{}", hidden.rows(), adapter.up.shape.d_out)),
+                    ("the product", format!("{}×{d_out}", input.codes.rows())),
+                    "they must have the same shape",
+                ));
+            }
+        }
+        sink.check(operator, input.codes.rows(), d_out)?;
+        self.run_parts(
+            input.codes.rows(),
+            workspace,
+            |count| sink.take_rows(count),
+            |part| {
+                let gemm = Gemm {
+                    isa: self.supported(),
+                    input: *input,
+                    weights: *weights,
+                    epilogue: *epilogue,
+                    first: part.first,
+                    rows: part.rows,
+                };
+                gemm.run(&mut part.sink, &mut part.slot.integers);
+            },
+        );
+        Ok(())
+    }
+}
+
+/// One thread's part of a GEMM.
+struct Gemm<'a> {
+    isa: Supported,
+    input: Codes<'a>,
+    weights: TiledView<'a>,
+    epilogue: Epilogue<'a>,
+    /// First row of the part in the input; the sink starts there.
+    first: usize,
+    rows: usize,
+}
+
+impl Gemm<'_> {
+    fn run(&self, sink: &mut GemmSink<'_>, sums: &mut Vec<i32>) {
+        let shape = self.weights.shape;
+        let block = row_block(shape.padded_in(), MOST_ROWS);
+        let sums = at_least(sums, 2 * MOST_ROWS);
+        let mut scratch = TileScratch::new();
+        for first in (0..self.rows).step_by(block) {
+            let rows = block.min(self.rows - first);
+            let (input_sums, hidden_sums) = sums.split_at_mut(MOST_ROWS);
+            if self.isa.needs_row_sums() {
+                self.sum_rows(&self.input, first, &mut input_sums[..rows]);
+                if let Some(adapter) = &self.epilogue.adapter {
+                    self.sum_rows(&adapter.hidden, first, &mut hidden_sums[..rows]);
+                }
+            }
+            for column in 0..shape.tile_columns() {
+                let valid = TILE.min(shape.d_out - column * TILE);
+                let builder = ColumnParameters::columns(column * TILE, valid);
+                let mut delta_scale = [0f32; TILE];
+                if let Some(adapter) = &self.epilogue.adapter {
+                    delta_scale = builder.lift(Some(adapter.up.scales), 0.0).map(|scale| adapter.factor * scale);
+                }
+                let parameters = ColumnParameters {
+                    scale: builder.lift(Some(self.weights.scales), 1.0),
+                    bias: builder.lift(self.epilogue.bias, 0.0),
+                    delta_scale,
+                    gate: gate_of(sink, builder),
+                };
+                for tile in (0..rows).step_by(TILE_ROWS) {
+                    let count = TILE_ROWS.min(rows - tile);
+                    let at = Place { row: first + tile, count, column, valid };
+                    self.tile(at, &parameters, (&input_sums[tile..], &hidden_sums[tile..]), &mut scratch, sink);
+                }
+            }
+        }
+    }
+
+    fn sum_rows(&self, codes: &Codes<'_>, first: usize, sums: &mut [i32]) {
+        let k = codes.codes.columns().next_multiple_of(TILE);
+        row_sums(self.isa, codes.codes.starting_at(self.first + first), codes.codes.stride(), k, sums);
+    }
+
+    fn tile(
+        &self,
+        at: Place,
+        parameters: &ColumnParameters,
+        (input_sums, hidden_sums): (&[i32], &[i32]),
+        scratch: &mut TileScratch,
+        sink: &mut GemmSink<'_>,
+    ) {
+        let TileScratch { acc, delta, y } = scratch;
+        let row = self.first + at.row;
+        let values = at.count * TILE;
+        self.dot(&self.input, &self.weights, row, at, input_sums, acc);
+        let row_scales = scales_of(&self.input.scale, row, at.count);
+        let mut delta_row_scales = [0f32; TILE_ROWS];
+        let mut delta_values = 0;
+        if let Some(Adapter { hidden, up, .. }) = &self.epilogue.adapter {
+            self.dot(hidden, up, row, at, hidden_sums, delta);
+            delta_row_scales = scales_of(&hidden.scale, row, at.count);
+            delta_values = values;
+        }
+        let y = &mut y[..values];
+        finish_int8(
+            self.isa,
+            &acc[..values],
+            &row_scales[..at.count],
+            &delta[..delta_values],
+            &delta_row_scales[..at.count],
+            parameters,
+            self.epilogue.activation,
+            y,
+        );
+        store_tile(self.isa, y, parameters, (at.row, at.column * TILE, at.valid), sink);
+    }
+
+    fn dot(&self, codes: &Codes<'_>, weights: &TiledView<'_>, row: usize, at: Place, sums: &[i32], acc: &mut [i32]) {
+        let bytes = weights.shape.column_bytes();
+        let tile = DotTile {
+            a: codes.codes.starting_at(row),
+            lda: codes.codes.stride(),
+            rows: at.count,
+            weights: &weights.codes[at.column * bytes..(at.column + 1) * bytes],
+            k: weights.shape.padded_in(),
+            row_sums: sums,
+        };
+        self.isa.dot_tile(tile, acc, TILE);
+    }
+}
+
+/// A row tile × tile column within a part.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    row: usize,
+    count: usize,
+    column: usize,
+    valid: usize,
+}
+
+fn scales_of(scale: &ActivationScale<'_>, first: usize, count: usize) -> [f32; TILE_ROWS] {
+    std::array::from_fn(|row| if row < count { scale.of(first + row) } else { 0.0 })
+}
