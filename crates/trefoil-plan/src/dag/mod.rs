@@ -79,7 +79,7 @@ pub fn solve(problem: &Problem, hints: &[Vec<u32>], options: &PlanOptions) -> Re
             });
         }
     }
-    search.starts(hints)?;
+    search.starts(hints, &meter)?;
     meter.spend(search.decoder.steps);
     let mut exact = search.is_optimal();
     if !exact && problem.jobs().len() <= EXACT_JOBS {
@@ -150,7 +150,8 @@ impl Search<'_> {
         })
     }
 
-    fn starts(&mut self, hints: &[Vec<u32>]) -> Result<(), PlanError> {
+    /// Tries every constructive start; ends early at the bound, or after the hints when the clock has run out.
+    fn starts(&mut self, hints: &[Vec<u32>], meter: &Meter) -> Result<(), PlanError> {
         let problem = self.problem;
         let units = problem.units().len();
         let prices: Vec<f64> = match problem.goal() {
@@ -166,7 +167,10 @@ impl Search<'_> {
             assignments.extend(crate::mincut::minimum_cut(problem, &prices).map(|(_, unit)| unit));
         }
         assignments.dedup();
-        for unit in assignments {
+        for (number, unit) in assignments.into_iter().enumerate() {
+            if self.is_optimal() || number > hints.len() && meter.is_used_up() {
+                return Ok(());
+            }
             // One after another, so that nothing slows anything: what sequential planners mean.
             let mut serial = Schedule::from_jobs(problem, unit.clone(), problem.topological());
             serial.after = problem.topological().windows(2).map(|pair| (pair[0], pair[1])).collect();
@@ -188,6 +192,9 @@ impl Search<'_> {
         }
         for guess in [Guess::Mean, Guess::Least] {
             for penalty in &penalties {
+                if self.is_optimal() || meter.is_used_up() {
+                    return Ok(());
+                }
                 let choice = construct::heft(problem, guess, penalty);
                 // Insertion leaves gaps on purpose, which a list schedule would fill.
                 self.offer(window::Times::starting(problem, &choice).schedule(problem))?;
@@ -237,7 +244,7 @@ mod tests {
             }
             let mut search =
                 Search { problem: &problem, bound: 0.0, decoder: Decoder::new(&problem), best: None, choice: None };
-            search.starts(&[]).unwrap();
+            search.starts(&[], &Meter::new(&options)).unwrap();
             let value = |search: &Search<'_>| search.best.as_ref().unwrap().1.score.value;
             let optimum = best.evaluation.score.value;
             starts += value(&search) / optimum - 1.0;
