@@ -379,6 +379,41 @@ mod tests {
     use crate::PlanRequest;
     use crate::testing::{ProfileBuilder, graph};
 
+    /// Oracle: with two units and no slowdown the fractional assignment gives jobs to unit 0 in the order of how much it is
+    /// better there, and divides one.
+    #[test]
+    fn loads_of_two_units_are_those_of_the_sorted_split() {
+        let mut numbers = crate::testing::Numbers(77);
+        let mut roll = || 0.05 + numbers.next().unwrap_or(0.0);
+        for count in [1, 2, 3, 7, 40, 300] {
+            let graph = graph(&vec![1; count], &[]);
+            let times: Vec<(f64, f64)> = (0..count).map(|_| (roll(), roll())).collect();
+            let builder = ProfileBuilder::new(&graph).cpus(2).transfers(&[(0, 0.0)]);
+            let builder = builder
+                .operators(0, &times.iter().map(|times| Some(times.0)).collect::<Vec<_>>())
+                .operators(1, &times.iter().map(|times| Some(times.1)).collect::<Vec<_>>());
+            let problem = Problem::from_request(&PlanRequest::new(&builder.profile, &graph)).unwrap();
+            let mut sorted = times.clone();
+            sorted.sort_by(|a, b| (a.0 / a.1).total_cmp(&(b.0 / b.1)));
+            let (mut first, mut second) = (0.0, times.iter().map(|times| times.1).sum::<f64>());
+            let mut optimum = f64::INFINITY;
+            for &(one, two) in &sorted {
+                // The split of this job at which both units end together, if there is one.
+                let share = ((second - first) / (one + two)).clamp(0.0, 1.0);
+                optimum = optimum.min(f64::max(first + share * one, second - share * two));
+                first += one;
+                second -= two;
+            }
+            let jobs: Vec<u32> = (0..count as u32).collect();
+            let (found, weights) = LeastTimes::new(&problem).load(&problem, &jobs, true, ROUNDS);
+            assert!(found <= optimum * (1.0 + 1e-9), "{count}: {found} above {optimum}");
+            assert!(found >= optimum * 0.995, "{count}: {found} far below {optimum}");
+            // Anybody can check the weights.
+            let shown: f64 = times.iter().map(|times| (times.0 * weights[0]).min(times.1 * weights[1])).sum();
+            assert!((shown / (weights[0] + weights[1]) - found).abs() < 1e-9 * found);
+        }
+    }
+
     #[test]
     fn cuts_are_the_jobs_that_nothing_runs_beside() {
         // 0 → {1, 2} → 3 → 4, and 5 beside everything but 0 and 4 in the second graph.

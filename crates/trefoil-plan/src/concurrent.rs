@@ -311,7 +311,7 @@ impl<'a> Workload<'a> {
         }
         let total = choices.iter().map(Vec::len).product::<usize>();
         let mut hints = Vec::new();
-        for code in 0..total.min(MOST_HINTS) {
+        for code in 0..total.min((HINTED_JOBS / problem.jobs().len().max(1)).clamp(1, MOST_HINTS)) {
             let mut rest = code;
             let digits: Vec<usize> = choices
                 .iter()
@@ -341,3 +341,5 @@ impl<'a> Workload<'a> {
 
 /// Most combinations of the models' own assignments to start from.
 const MOST_HINTS: usize = 64;
+/// Jobs of all of them together: large problems get fewer.
+const HINTED_JOBS: usize = 100_000;

@@ -262,7 +262,7 @@ pub(crate) fn exclusive(
     // Every phase gets its share, by steps; phases are small.
     let steps = match options.budget {
         Budget::Steps(steps) => steps.min(EXCLUSIVE_STEPS),
-        Budget::Until(_) => EXCLUSIVE_STEPS,
+        Budget::Until(_) => dag::steps_left(options, 0.15).min(EXCLUSIVE_STEPS),
     };
     let share = Budget::Steps(steps / partition.phases.len().max(1) as u64);
     for branches in &partition.phases {

@@ -5,7 +5,7 @@ use super::decode::{Choice, Decoder};
 use super::window::{Timed, Times, Window, window};
 use super::{Search, WINDOW_JOBS};
 use crate::PlanError;
-use crate::problem::{Goal, Schedule, Step};
+use crate::problem::{Goal, ProblemRequest, Schedule, Step};
 
 /// Annealing runs of a problem that is annealed as a whole, each from the best so far and cooler than the last.
 const RUNS: u32 = 4;
@@ -22,7 +22,10 @@ const IDLE_PASSES: u32 = 8;
 impl Search<'_> {
     /// Improves the best schedule until the meter is used up or it has had enough.
     pub(super) fn improve(&mut self, meter: &mut Meter, random: &mut Random) -> Result<(), PlanError> {
-        let (jobs, windows) = (self.problem.jobs().len(), self.problem.goal() == Goal::Makespan);
+        let jobs = self.problem.jobs().len();
+        // Windows know neither arrivals nor deadlines.
+        let plain = |request: &ProblemRequest| request.release_ms <= 0.0 && request.deadline_ms.is_none();
+        let windows = self.problem.goal() == Goal::Makespan && self.problem.requests().iter().all(plain);
         if jobs > WINDOW_JOBS && windows {
             self.pass_windows(meter, random)?;
             return self.anneal_whole(meter, random, 1.0);
