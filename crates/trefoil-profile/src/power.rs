@@ -1,8 +1,8 @@
-//! The power meter: package energy through RAPL (powercap).
+//! The power meter: package energy through RAPL (powercap), else through the socket counters of hwmon.
 //!
 //! A package meter sees everything on the package, so what it tells is package power while the unit works, and the
-//! profile says so in a note. Sensors of single devices (hwmon) are not read. Where the meter does not exist or may not
-//! be read, power is what the user declared, or absent.
+//! profile says so in a note. Sensors of single devices and instantaneous power readings are not used: an energy counter
+//! misses nothing between two looks. Where no meter exists or may be read, power is what the user declared, or absent.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -29,12 +29,36 @@ pub struct Reading {
 }
 
 impl PowerMeter {
-    /// The RAPL package counters that this process may read; none on most virtual machines, and root-only elsewhere.
+    /// The package counters that this process may read; none on most virtual machines, and root-only elsewhere. RAPL and
+    /// hwmon may show the same counters, so hwmon is asked only where RAPL has none.
     pub fn discover() -> Self {
-        Self::discover_in(Path::new("/sys/class/powercap"))
+        let rapl = Self::rapl_in(Path::new("/sys/class/powercap"));
+        if rapl.is_available() { rapl } else { Self::hwmon_in(Path::new("/sys/class/hwmon")) }
     }
 
-    fn discover_in(root: &Path) -> Self {
+    /// Counters `energyN_input` (microjoules) whose label is that of a whole socket (`Esocket0`, driver amd_energy; per-core
+    /// ones are parts of it).
+    fn hwmon_in(root: &Path) -> Self {
+        let mut packages = Vec::new();
+        for device in std::fs::read_dir(root).into_iter().flatten().flatten() {
+            for entry in std::fs::read_dir(device.path()).into_iter().flatten().flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                let Some(number) = name.strip_prefix("energy").and_then(|rest| rest.strip_suffix("_label")) else {
+                    continue;
+                };
+                let label = std::fs::read_to_string(entry.path()).unwrap_or_default();
+                let file = device.path().join(format!("energy{number}_input"));
+                // The driver accumulates into 64 bits, so there is no wrap to know of.
+                if label.starts_with("Esocket") && read_number(&file).is_some() {
+                    packages.push(Counter { file, range: u64::MAX });
+                }
+            }
+        }
+        packages.sort_by(|a, b| a.file.cmp(&b.file));
+        Self { packages }
+    }
+
+    fn rapl_in(root: &Path) -> Self {
         let mut packages = Vec::new();
         let zones = std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
         for zone in zones {
@@ -107,7 +131,7 @@ mod tests {
         zone(root.path(), "intel-rapl:1", "package-1\n", 100_000);
         zone(root.path(), "intel-rapl:0:0", "core\n", 5);
         zone(root.path(), "intel-rapl:2", "psys\n", 5);
-        let meter = PowerMeter::discover_in(root.path());
+        let meter = PowerMeter::rapl_in(root.path());
         assert_eq!(meter.packages.len(), 2);
         let mut reading = meter.read().unwrap();
         assert_eq!(reading.microjoules, [900_000, 100_000]);
@@ -120,9 +144,30 @@ mod tests {
     }
 
     #[test]
+    fn socket_counters_of_hwmon_are_read_and_core_counters_are_not() {
+        let root = tempfile::tempdir().unwrap();
+        let device = root.path().join("hwmon3");
+        std::fs::create_dir_all(&device).unwrap();
+        for (number, label, energy) in
+            [(1, "Ecore000", "7"), (17, "Esocket0", "4000000"), (18, "Esocket1", "unreadable")]
+        {
+            std::fs::write(device.join(format!("energy{number}_label")), format!("{label}\n")).unwrap();
+            std::fs::write(device.join(format!("energy{number}_input")), energy).unwrap();
+        }
+        let meter = PowerMeter::hwmon_in(root.path());
+        let mut reading = meter.read().unwrap();
+        assert_eq!(reading.microjoules, [4_000_000]);
+        reading.at -= std::time::Duration::from_secs(1);
+        std::fs::write(device.join("energy17_input"), "19000000").unwrap();
+        let watts = meter.watts_since(&reading).unwrap();
+        assert!((watts - 15.0).abs() < 0.1, "{watts}");
+    }
+
+    #[test]
     fn a_machine_without_meters_has_none() {
         let root = tempfile::tempdir().unwrap();
-        assert!(!PowerMeter::discover_in(root.path()).is_available());
-        assert!(!PowerMeter::discover_in(Path::new("/nonexistent")).is_available());
+        assert!(!PowerMeter::rapl_in(root.path()).is_available());
+        assert!(!PowerMeter::rapl_in(Path::new("/nonexistent")).is_available());
+        assert!(!PowerMeter::hwmon_in(Path::new("/nonexistent")).is_available());
     }
 }
