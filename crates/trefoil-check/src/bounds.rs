@@ -405,7 +405,7 @@ fn paper_sequential(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckErro
 }
 
 /// `potentials[b][u]`: operators before b are not done for less when the last segment was on unit u. A chain's segments
-/// are intervals; neighbours are on different units; a tensor made by the last operator of a segment is on its unit.
+/// are intervals; a tensor made by the last operator of a segment is on its unit.
 fn chain(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     let [model] = ground.models else { return Err(CERTIFICATE.fail("the chain's graph is of one model")) };
     let (units, count, machine) = (ground.units(), model.operators.len(), ground.machine);
@@ -472,10 +472,7 @@ fn chain(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
                 let reached = if start == 0 {
                     0.0
                 } else {
-                    (0..units)
-                        .filter(|&from| from != unit)
-                        .map(|from| potentials[start][from] + moved[from] * price)
-                        .fold(f64::INFINITY, f64::min)
+                    (0..units).map(|from| potentials[start][from] + moved[from] * price).fold(f64::INFINITY, f64::min)
                 };
                 let cost = reached + (segment + handed + host) * price;
                 if cost.is_finite() && !close_above(cost, potentials[end][unit]) {

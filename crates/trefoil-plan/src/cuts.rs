@@ -24,25 +24,74 @@ impl Crossing {
 }
 
 /// The interval graph: blocks between consecutive cuts of an order, and for every unit and interval of blocks the cost of
-/// that segment in the objective's unit (infinite where it cannot run), model outputs' transfers included.
+/// running it there in the objective's unit (infinite where it cannot run), model outputs' transfers included: as one
+/// segment, or as several one after another where that costs less (or where one piece is known to fail).
 pub(crate) struct IntervalGraph {
     pub units: usize,
     /// Number of blocks.
     pub blocks: usize,
     /// Cut positions in the order; `cuts[b]..cuts[b + 1]` is block b.
     pub cuts: Vec<usize>,
+    /// In one piece.
+    whole: Vec<f64>,
+    /// In as many pieces as is cheapest.
     cost: Vec<f64>,
     pub crossings: Vec<Crossing>,
     /// Per cut: `(next consuming block, crossing)` of the tensors that are made before it and read after it, ascending.
     pub live: Vec<Vec<(usize, usize)>>,
-    /// Whether a set is known to fail in one piece on the unit, so that neighbours on one unit may make sense.
-    pub may_split: Vec<bool>,
 }
 
 impl IntervalGraph {
     /// Cost of blocks `from..to` on `unit`.
     pub fn cost(&self, unit: usize, from: usize, to: usize) -> f64 {
         self.cost[(unit * self.blocks + from) * (self.blocks + 1) + to]
+    }
+
+    /// Cost of blocks `from..to` on `unit` as one segment.
+    pub fn whole(&self, unit: usize, from: usize, to: usize) -> f64 {
+        self.whole[(unit * self.blocks + from) * (self.blocks + 1) + to]
+    }
+
+    /// The segments that [`Self::cost`] is the cost of, in order.
+    pub fn pieces(&self, unit: usize, from: usize, to: usize) -> Vec<(usize, usize)> {
+        let (mut pieces, mut end) = (Vec::new(), to);
+        while end > from {
+            // The same sums as in `close_over_pieces`, so the smallest is met exactly.
+            let before = |start: usize| if start == from { 0.0 } else { self.cost(unit, from, start) };
+            let start = (from..end)
+                .min_by(|&one, &other| {
+                    let at = |start: usize| before(start) + self.whole(unit, start, end);
+                    at(one).total_cmp(&at(other))
+                })
+                .unwrap_or(from);
+            pieces.push((start, end));
+            end = start;
+        }
+        pieces.reverse();
+        pieces
+    }
+
+    /// Estimates are optimistic for some segments and not for others, and a measured segment may be slower than its
+    /// parts: what is cheapest in pieces costs what the pieces cost.
+    fn close_over_pieces(&mut self) {
+        let (blocks, row) = (self.blocks, self.blocks + 1);
+        self.cost.clone_from(&self.whole);
+        for unit in 0..self.units {
+            for from in 0..blocks {
+                let base = (unit * blocks + from) * row;
+                for middle in from + 1..blocks {
+                    let before = self.cost[base + middle];
+                    if before.is_infinite() {
+                        continue;
+                    }
+                    let after = &self.whole[(unit * blocks + middle) * row..][..row];
+                    let best = &mut self.cost[base..base + row];
+                    for (best, &after) in best[middle + 1..].iter_mut().zip(&after[middle + 1..]) {
+                        *best = best.min(before + after);
+                    }
+                }
+            }
+        }
     }
 
     pub fn new(view: &CostView<'_>, order: &[OperatorId], cuts: Vec<usize>) -> Self {
@@ -68,14 +117,15 @@ impl IntervalGraph {
         for list in &mut live {
             list.sort_unstable();
         }
-        let mut graph = Self { units, blocks, cuts, cost: Vec::new(), crossings, live, may_split: vec![false; units] };
+        let mut graph = Self { units, blocks, cuts, whole: Vec::new(), cost: Vec::new(), crossings, live };
         graph.price_intervals(view, order, &position, &block_of);
+        graph.close_over_pieces();
         graph
     }
 
     fn price_intervals(&mut self, view: &CostView<'_>, order: &[OperatorId], position: &[usize], block_of: &[usize]) {
         let blocks = self.blocks;
-        self.cost = vec![f64::INFINITY; self.units * blocks * (blocks + 1)];
+        self.whole = vec![f64::INFINITY; self.units * blocks * (blocks + 1)];
         for unit in 0..self.units {
             let per_ms = view.per_ms[unit];
             let estimate = &view.estimates[unit];
@@ -113,8 +163,6 @@ impl IntervalGraph {
                 soft[first] = soft[first].min(last + 1);
             }
             let limits = &view.units[unit].limits;
-            self.may_split[unit] =
-                !view.failed[unit].is_empty() || limits.max_nodes.is_some() || limits.memory_bytes.is_some();
             for start in (0..blocks).rev() {
                 hard[start] = hard[start].min(hard[start + 1]);
                 soft[start] = soft[start].min(soft[start + 1]);
@@ -137,7 +185,7 @@ impl IntervalGraph {
                         _ => estimate.dispatch_ms + (share[to] - share[from]),
                     };
                     let out = handed_out[to] - handed_out[from];
-                    self.cost[(unit * blocks + from) * (blocks + 1) + to] = (ms + out) * per_ms;
+                    self.whole[(unit * blocks + from) * (blocks + 1) + to] = (ms + out) * per_ms;
                 }
             }
             for (operators, record) in &view.measured[unit] {
@@ -149,7 +197,7 @@ impl IntervalGraph {
                     && let Some(cost) = measurement_cost(record)
                 {
                     let out = handed_out[to] - handed_out[from];
-                    self.cost[(unit * blocks + from) * (blocks + 1) + to] = (cost.ms + out) * per_ms;
+                    self.whole[(unit * blocks + from) * (blocks + 1) + to] = (cost.ms + out) * per_ms;
                 }
             }
         }

@@ -12,7 +12,8 @@
 //!   only tensors whose origin is certain (made in the last block before the cut).
 //!
 //! Several orders are searched: the graph's own, depth first, grouped by preferred unit, and twice grouped by the best plan
-//! found, with the cuts of large graphs then dense around that plan's. Neighbouring segments are on different units, except where a unit is known to fail on both in one piece.
+//! found, with the cuts of large graphs then dense around that plan's. In the recurrence neighbours are on different units; S is the cheapest way to run
+//! `a..b` on u in one piece or in several, since estimates and measurements do not promise that one piece is cheapest.
 //!
 //! **What is guaranteed.** The plan's cost is exact under the cost view. It is optimal over the interval graph of its order
 //! unless a note says that labels were dropped. It is marked `exact` (optimal over all sequential plans under the costs as
@@ -183,7 +184,7 @@ fn bound_to_go(graph: &IntervalGraph) -> Vec<f64> {
             .collect();
         for unit in 0..units {
             let mut least = f64::INFINITY;
-            for next in (0..units).filter(|&next| next != unit || graph.may_split[unit]) {
+            for next in (0..units).filter(|&next| next != unit) {
                 let mut entering = certain.iter().peekable();
                 let mut transfers = 0.0;
                 for end in cut + 1..=blocks {
@@ -323,8 +324,8 @@ fn search(graph: &IntervalGraph, order: &[OperatorId], label_limit: usize, upper
                     while let Some(&(_, index)) = entering.next_if(|&&(block, _)| block < end) {
                         transfers += search.charge(index, unit, cut);
                     }
-                    let same =
-                        last.is_some_and(|label| label.unit == unit && graph.cost(unit, label.start, end).is_finite());
+                    // Neighbours on one unit are pieces of one interval, whose cost covers them.
+                    let same = last.is_some_and(|label| label.unit == unit);
                     let total = cost + transfers + graph.cost(unit, cut, end);
                     let at = end * units + unit;
                     if same || total.is_infinite() || total + to_go[at] > upper * (1.0 + ROUNDING) {
@@ -343,14 +344,14 @@ fn search(graph: &IntervalGraph, order: &[OperatorId], label_limit: usize, upper
     let (mut at, mut end) = (Some(last), blocks);
     while let Some(index) = at {
         let label = search.labels[index];
-        let mut operators = order[graph.cuts[label.start]..graph.cuts[end]].to_vec();
-        operators.sort_unstable();
-        pieces.push(Piece { unit: label.unit, operators });
+        for (from, to) in graph.pieces(label.unit, label.start, end).into_iter().rev() {
+            let mut operators = order[graph.cuts[from]..graph.cuts[to]].to_vec();
+            operators.sort_unstable();
+            pieces.push(Piece { unit: label.unit, operators });
+        }
         end = label.start;
         at = label.parent;
     }
     pieces.reverse();
-    // Same-unit neighbours compare by where segments start, which domination does not see.
-    let complete = complete && !graph.may_split.contains(&true);
     Some(Solution { pieces, cost: search.labels[last].cost, complete })
 }

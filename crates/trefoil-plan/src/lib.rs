@@ -185,7 +185,8 @@ pub fn plan_with(method: &str, request: &PlanRequest<'_>, options: &PlanOptions)
 
 /// `interval`, unless it gains no more than the noise over the best single unit.
 fn auto(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
-    let alone = whole::best_mode(view, whole::best_single(view));
+    let single = whole::best_single(view);
+    let alone = if options.modes { whole::best_mode(view, single) } else { single };
     let mixed = interval::interval(view, options);
     let (mut alone, mixed) = match (alone, mixed) {
         (None, mixed) => return mixed,

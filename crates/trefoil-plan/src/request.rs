@@ -41,6 +41,9 @@ pub struct PlanOptions {
     pub budget: Budget,
     /// Seed of their random choices: equal seeds and step budgets give equal plans.
     pub seed: u64,
+    /// Lets `auto` choose a mode of a unit ([`trefoil_core::Profile::modes`]) on which only the whole model was measured.
+    /// Off, because nothing else can be asked about such a unit: it has no operator costs to explain, certify or replay.
+    pub modes: bool,
 }
 
 /// When an anytime planner stops. Planners read no clock of their own; a budget of steps makes them deterministic.
@@ -69,7 +72,14 @@ impl PartialEq for Clock {
 
 impl Default for PlanOptions {
     fn default() -> Self {
-        Self { minimum_gain: 0.02, cut_limit: 256, label_limit: 12, budget: Budget::Steps(10_000_000), seed: 1 }
+        Self {
+            minimum_gain: 0.02,
+            cut_limit: 256,
+            label_limit: 12,
+            budget: Budget::Steps(10_000_000),
+            seed: 1,
+            modes: false,
+        }
     }
 }
 

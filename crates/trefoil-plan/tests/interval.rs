@@ -84,7 +84,7 @@ impl Tables {
         builder
     }
 
-    /// Every way to run convex segments one after another, neighbours on different units.
+    /// Every way to run convex segments one after another.
     fn brute_force(&self) -> f64 {
         let mut best = f64::INFINITY;
         self.extend(0, 0.0, &mut Vec::new(), &mut best);
@@ -104,8 +104,7 @@ impl Tables {
             if !ready {
                 continue;
             }
-            let before = path.last().map(|&(unit, _)| unit);
-            for unit in (0..self.units).filter(|&unit| before != Some(unit)) {
+            for unit in 0..self.units {
                 if self.pin.is_some_and(|(at, pinned)| mask >> at & 1 == 1 && pinned != unit) {
                     continue;
                 }

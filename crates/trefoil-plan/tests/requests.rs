@@ -334,12 +334,17 @@ fn fewer_cores_may_be_the_best_single_unit() {
     let subject = trefoil_core::Subject::WholeModel { model: graph.fingerprint.clone() };
     let id = builder.record(subject, std::slice::from_ref(&mode.address), trefoil_plan::testing::ok(4.0));
     builder.profile.modes.push(mode.clone());
-    let found = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
+    let options = trefoil_plan::PlanOptions { modes: true, ..Default::default() };
+    let found = trefoil_plan::plan_with("auto", &PlanRequest::new(&builder.profile, &graph), &options).unwrap();
     found.check(&[&graph]).unwrap();
     found.check_costs(&builder.profile.index()).unwrap();
     assert_eq!((found.segments[0].unit.clone(), found.claimed), (mode.address.clone(), 4.0));
+    // Who plans from a file may want to ask on about the plan.
+    let plain = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
+    assert_eq!(plain.segments[0].unit.to_string(), "a:CPU");
     assert_eq!(found.segments[0].cost.measurements, [id]);
     // A pin decides: modes have no operator costs to plan with.
     let pinned = PlanRequest { pins: vec!["*=a:CPU".parse().unwrap()], ..PlanRequest::new(&builder.profile, &graph) };
-    assert_eq!(plan("auto", &pinned).unwrap().segments[0].unit.to_string(), "a:CPU");
+    let found = trefoil_plan::plan_with("auto", &pinned, &options).unwrap();
+    assert_eq!(found.segments[0].unit.to_string(), "a:CPU");
 }

@@ -43,6 +43,13 @@ pub(crate) fn write_atomically(
     path: &Path,
     write: impl FnOnce(&std::fs::File) -> std::io::Result<()>,
 ) -> Result<(), ProfileError> {
+    // A device or a pipe is written to, never replaced; a link goes on pointing to what it points to.
+    if std::fs::metadata(path).is_ok_and(|about| !about.is_file() && !about.is_dir()) {
+        let device = std::fs::OpenOptions::new().write(true).open(path).map_err(ProfileError::io("write", path))?;
+        return write(&device).map_err(ProfileError::io("write", path));
+    }
+    let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = target.as_path();
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = tempfile::Builder::new()
         .prefix(".trefoil-")

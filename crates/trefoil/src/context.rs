@@ -145,8 +145,27 @@ fn duration(time: Duration) -> String {
     }
 }
 
+/// The file that writing to `path` is about: links are followed, so that they go on pointing to it. `None` for devices and
+/// pipes, which are written to and never replaced.
+fn target(path: &Path) -> Option<PathBuf> {
+    match std::fs::metadata(path) {
+        Ok(about) if !about.is_file() && !about.is_dir() => None,
+        Ok(_) => Some(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())),
+        Err(_) => Some(path.to_owned()),
+    }
+}
+
 /// Writes `text` to `path` under a temporary name and renames it.
 pub fn write_text(path: &Path, text: &str) -> Result<(), CliError> {
+    let fail = |source| CliError::File { action: "write", path: path.to_owned(), source };
+    let Some(target) = target(path) else {
+        return std::fs::OpenOptions::new()
+            .write(true)
+            .open(path)
+            .and_then(|mut device| device.write_all(text.as_bytes()))
+            .map_err(fail);
+    };
+    let path = target.as_path();
     let fail = |source| CliError::File { action: "write", path: path.to_owned(), source };
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -166,16 +185,41 @@ pub fn write_text(path: &Path, text: &str) -> Result<(), CliError> {
 
 /// Fails early when an output could not be written at the end of a long run.
 pub fn check_writable(path: Option<&Path>) -> Result<(), CliError> {
-    let Some(path) = path else { return Ok(()) };
+    let Some(path) = path.and_then(target) else { return Ok(()) };
+    if path.is_dir() {
+        let source = std::io::Error::from(std::io::ErrorKind::IsADirectory);
+        return Err(CliError::File { action: "write", path, source });
+    }
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
     tempfile::NamedTempFile::new_in(folder).map(drop).map_err(|source| CliError::File {
         action: "write",
-        path: path.to_owned(),
+        path: path.clone(),
         source,
     })
+}
+
+/// Refuses outputs that would overwrite each other or an input.
+pub fn check_distinct(outputs: &[Option<&Path>], inputs: &[PathBuf]) -> Result<(), CliError> {
+    let same = |one: &Path, other: &Path| {
+        let full = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        full(one) == full(other)
+    };
+    let outputs: Vec<&Path> = outputs.iter().flatten().copied().collect();
+    for (at, output) in outputs.iter().enumerate() {
+        if inputs.iter().any(|input| same(input, output)) {
+            return Err(CliError::Usage(format!(
+                "{} is read and would be overwritten; name another",
+                output.display()
+            )));
+        }
+        if outputs[..at].iter().any(|other| same(other, output)) {
+            return Err(CliError::Usage(format!("two outputs are named {}; name another", output.display())));
+        }
+    }
+    Ok(())
 }
 
 /// Prints text; a closed pipe (`| head`) ends the program quietly.

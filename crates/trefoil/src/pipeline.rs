@@ -79,6 +79,11 @@ pub struct Job {
     pub notes: Vec<String>,
 }
 
+/// What is going to be run may use modes of the units: nobody asks on about their operators.
+fn run_options(planning: &PlanningArgs) -> trefoil_plan::PlanOptions {
+    trefoil_plan::PlanOptions { modes: true, ..planning.options() }
+}
+
 /// Measures (or reads) a profile and refines it. `quiet` shows no progress.
 pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Result<Measured, CliError> {
     let line = ProgressLine::new(&settings.name, quiet);
@@ -108,7 +113,7 @@ pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Re
             objective: planning.objective.into(),
             pins: planning.pins.clone(),
         };
-        trefoil_plan::plan_with(&planning.method, &request, &planning.options())
+        trefoil_plan::plan_with(&planning.method, &request, &run_options(planning))
     };
     // A question that cannot be planned at all is a planner's error, not one of refinement.
     propose(&profile)?;
@@ -160,7 +165,7 @@ pub fn run(settings: &Settings, quiet: bool) -> Result<Job, CliError> {
                 None => trefoil_plan::plan_with(
                     &settings.planning.method,
                     &request(settings, &measured),
-                    &settings.planning.options(),
+                    &run_options(&settings.planning),
                 )?,
             };
             (measured, plan)

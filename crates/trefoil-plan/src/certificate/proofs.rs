@@ -47,12 +47,7 @@ pub(super) fn paper_sequential(view: &CostView<'_>) -> Proof {
 pub(super) fn serial(view: &CostView<'_>) -> Vec<Proof> {
     let mut proofs = vec![Proof::Serial { value: view.lower_bound() }];
     let count = view.graph.len();
-    // A set that failed in one piece, or a limit, allows neighbours on one unit, which these potentials do not.
-    let splits = (0..view.unit_count()).any(|unit| {
-        let limits = &view.units[unit].limits;
-        !view.failed[unit].is_empty() || limits.max_nodes.is_some() || limits.memory_bytes.is_some()
-    });
-    if view.dag.is_chain() && !splits && (1..=MOST_CHAIN).contains(&count) {
+    if view.dag.is_chain() && (1..=MOST_CHAIN).contains(&count) {
         proofs.push(chain(view));
     }
     proofs
@@ -93,12 +88,9 @@ fn chain(view: &CostView<'_>) -> Proof {
                 let reached = if start == 0 {
                     0.0
                 } else {
-                    (0..units)
-                        .filter(|&from| from != unit)
-                        .map(|from| potentials[start][from] + moved[from])
-                        .fold(f64::INFINITY, f64::min)
+                    (0..units).map(|from| potentials[start][from] + moved[from]).fold(f64::INFINITY, f64::min)
                 };
-                let cost = reached + host + graph.cost(unit, start, end);
+                let cost = reached + host + graph.whole(unit, start, end);
                 potentials[end][unit] = potentials[end][unit].min(cost);
             }
         }

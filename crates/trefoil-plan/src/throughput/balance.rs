@@ -107,13 +107,55 @@ const MOST_STEPS: usize = 200_000;
 const HOT: f64 = 0.08;
 const COLD: f64 = 0.000_5;
 
-/// Improves a placement (one unit for each job): annealing over single moves, then the best single moves. Equal questions get
-/// equal answers.
+/// Placements that are few enough to look at all of them.
+const FEW: usize = 1 << 13;
+
+/// Improves a placement (one unit for each job): all of them where they are few, else annealing over single moves, then the
+/// best single moves. Equal questions get equal answers.
 pub(super) fn balance(problem: &Problem, unit: Vec<u32>) -> Vec<u32> {
     let mut placement = Placement::new(problem, unit);
+    if exhaust(&mut placement) {
+        return placement.unit;
+    }
     anneal(&mut placement);
     descend(&mut placement);
     placement.unit
+}
+
+/// Tries every placement, and leaves the best; `false`, and nothing done, if they are too many.
+fn exhaust(placement: &mut Placement<'_>) -> bool {
+    let runs: Vec<Vec<usize>> = placement
+        .problem
+        .jobs()
+        .iter()
+        .map(|job| (0..job.ms.len()).filter(|&unit| job.ms[unit].is_finite()).collect())
+        .collect();
+    let count = runs.iter().try_fold(1usize, |count, runs| count.checked_mul(runs.len()).filter(|&count| count <= FEW));
+    if count.is_none_or(|count| count == 0) {
+        return false;
+    }
+    for (job, runs) in runs.iter().enumerate() {
+        placement.put(job, runs[0]);
+    }
+    let mut at = vec![0; runs.len()];
+    let mut best = (placement.score(), placement.unit.clone());
+    'all: loop {
+        // Counts up: the first job that has a next unit takes it, those before it start again.
+        for job in 0..runs.len() {
+            at[job] = (at[job] + 1) % runs[job].len();
+            placement.put(job, runs[job][at[job]]);
+            if at[job] > 0 {
+                let score = placement.score();
+                if score < best.0 {
+                    best = (score, placement.unit.clone());
+                }
+                continue 'all;
+            }
+        }
+        break;
+    }
+    *placement = Placement::new(placement.problem, best.1);
+    true
 }
 
 fn anneal(placement: &mut Placement<'_>) {

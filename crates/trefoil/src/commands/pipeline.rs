@@ -26,6 +26,9 @@ pub fn run(args: &PipelineArgs) -> Result<(), CliError> {
         Some(cut) => cut_at(rates, blocks, parse_count("--cut", cut)?)?,
         None => best,
     };
+    if !cut.period.is_finite() || !best.period.is_finite() || !cut.latency.is_finite() {
+        return Err(CliError::Usage(format!("--rates {text}: the times of {blocks} blocks are no finite numbers")));
+    }
     let crossing = crossing(rates, blocks);
     if args.json {
         return print_json(&json!({

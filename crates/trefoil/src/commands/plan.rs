@@ -18,6 +18,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     }
     context::check_writable(args.output.as_deref())?;
     context::check_writable(args.certificate.as_deref())?;
+    context::check_distinct(&[args.output.as_deref(), args.certificate.as_deref()], &args.profiles)?;
     let other = args.diff.as_deref().map(load_plan).transpose()?;
     let profiles = profiles(args)?;
     let (given, requests) = match &args.workload {
@@ -43,11 +44,14 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         plan.notes.extend(profiles.iter().flat_map(|profile| profile.notes.iter().cloned()));
         plan.notes.dedup();
     }
+    if let Some(other) = &other {
+        other.check(&graphs)?;
+    }
+    let certificate = args.certificate.as_ref().map(|_| trefoil_plan::certificate(&requests, &plan)).transpose()?;
     if let Some(path) = &args.output {
         save_plan(&plan, path)?;
     }
-    if let Some(path) = &args.certificate {
-        let certificate = trefoil_plan::certificate(&requests, &plan)?;
+    if let (Some(path), Some(certificate)) = (&args.certificate, certificate) {
         let text = serde_json::to_string(&certificate)
             .map_err(|error| CliError::Usage(format!("cannot write the certificate: {error}")))?;
         context::write_text(path, &(text + "\n"))?;

@@ -7,6 +7,9 @@ use std::path::Path;
 use trefoil_core::{OperatorGraph, Plan, Profile, TensorId};
 use trefoil_plan::{Application, ConcurrentRequest, PlanRequest, Stage, StageLink};
 
+/// Operator executions of one workload at most: a plan lists each, and the search looks at all of them again and again.
+const MOST_EXECUTIONS: u64 = 100_000;
+
 /// The file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -77,13 +80,30 @@ pub fn plan<'a>(
     let fail = |reason: String| CliError::Usage(format!("{}: {reason}", path.display()));
     let mut applications = Vec::new();
     let mut order: Vec<usize> = Vec::new();
-    for app in &workload.applications {
+    if workload.applications.is_empty() {
+        return Err(fail("there is no application".to_owned()));
+    }
+    let mut executions = 0u64;
+    for (number, app) in workload.applications.iter().enumerate() {
+        if app.stages.is_empty() || app.items == 0 || app.stages.iter().any(|stage| stage.repeat == 0) {
+            return Err(fail(format!("application {number} has no stages, no items or a stage repeated 0 times")));
+        }
+        if app.deadline_ms.is_some_and(|deadline| !deadline.is_finite() || deadline < 0.0) {
+            return Err(fail(format!("application {number} has a deadline that is no number of milliseconds")));
+        }
         let mut stages = Vec::new();
         for entry in &app.stages {
             let profile = profiles.get(entry.profile).ok_or_else(|| {
                 fail(format!("profile {} of {} given (counted from 0)", entry.profile, profiles.len()))
             })?;
-            stages.push(Stage { profile, graph: profile.model(None)?, repeat: entry.repeat });
+            let graph = profile.model(None)?;
+            executions += graph.len() as u64 * u64::from(entry.repeat) * u64::from(app.items);
+            if executions > MOST_EXECUTIONS {
+                return Err(fail(format!(
+                    "more than {MOST_EXECUTIONS} operator executions; plan fewer items and repeat the plan"
+                )));
+            }
+            stages.push(Stage { profile, graph, repeat: entry.repeat });
             if !order.contains(&entry.profile) {
                 order.push(entry.profile);
             }
