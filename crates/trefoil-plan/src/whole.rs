@@ -40,7 +40,7 @@ pub(crate) fn best_mode(view: &CostView<'_>, single: Option<Plan>) -> Option<Pla
                 && unit.address.device == mode.address.device
                 && unit.address.precision == mode.address.precision
         };
-        view.units.iter().any(|unit| same(&unit))
+        view.units.iter().any(same)
     };
     let modes = view.index.profile.modes.iter().filter(of_a_unit).filter_map(|mode| {
         let record = view.index.newest(&subject, std::slice::from_ref(&mode.address))?;

@@ -80,8 +80,8 @@ fn pin_workers() {
 
 /// Cores for workers, in turn: all but the first, which is the calling thread's, unless there is no other.
 fn worker_cores(cores: &[u32]) -> impl Iterator<Item = u32> + Clone {
-    let free = if cores.len() > 1 { 1 } else { 0 };
-    cores[free..].iter().copied()
+    let first = usize::from(cores.len() > 1);
+    cores[first..].iter().copied()
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
