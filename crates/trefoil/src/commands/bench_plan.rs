@@ -199,7 +199,9 @@ impl Gaps {
 /// A line of the quality table.
 #[derive(Debug, Serialize)]
 struct Family {
-    family: String,
+    /// Name in JSON: `family`.
+    #[serde(rename = "family")]
+    name: String,
     graphs: usize,
     optimum_known: usize,
     sequential_own: Gaps,
@@ -216,7 +218,7 @@ fn families(graphs: &[Graph]) -> Vec<Family> {
         });
         let planned = members.iter().filter_map(|graph| graph.contenders.get("dag")).map(|entry| entry.planned_ms);
         Family {
-            family: name.to_owned(),
+            name: name.to_owned(),
             graphs: members.len(),
             optimum_known: members.iter().filter(|graph| graph.optimum_known).count(),
             sequential_own: Gaps::of(members.iter().map(|graph| graph.sequential_own_gap)),
@@ -250,7 +252,7 @@ fn quality_table(graphs: &[Graph]) -> String {
             .into_iter()
             .map(|family| {
                 let mut cells = vec![
-                    family.family,
+                    family.name,
                     family.graphs.to_string(),
                     family.optimum_known.to_string(),
                     family.sequential_own.text(),

@@ -81,10 +81,14 @@ fn list_methods() -> String {
         let _ = writeln!(text, "{name:<17} {summary}");
     };
     let known = |name: &str| METHODS.iter().any(|method| method.name == name);
-    METHODS.iter().for_each(|method| line(method.name, method.summary));
+    for method in METHODS {
+        line(method.name, method.summary);
+    }
     line("pareto", "the plans of which none is beaten in latency, energy and memory at once");
     let several = trefoil_plan::SEVERAL_METHODS.iter().filter(|method| !known(method.name));
-    several.for_each(|method| line(method.name, &format!("{} (two profiles)", method.summary)));
+    for method in several {
+        line(method.name, &format!("{} (two profiles)", method.summary));
+    }
     text
 }
 
