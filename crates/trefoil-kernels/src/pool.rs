@@ -75,7 +75,7 @@ impl Pool {
     /// One worker pinned to each of `cores` (numbers as the system counts them).
     ///
     /// # Errors
-    /// An empty set, a core twice, more than [`MAX_WORKERS`], or a core that this process may not use.
+    /// An empty set, a core twice, more than `MAX_WORKERS`, or a core that this process may not use.
     pub fn pinned(cores: &[usize]) -> Result<Pool, KernelError> {
         let refuse = |reason: String| Err(KernelError::Cores { cores: cores.to_vec(), reason });
         if cores.is_empty() {
