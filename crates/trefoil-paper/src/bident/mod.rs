@@ -1,7 +1,7 @@
 //! BIDENT: its ten model families and 190 pairs on the simulated machine `sim:lunar-lake`, and what its text gives.
 //!
 //! The paper publishes ratios, not cost tables, so nothing here can reproduce its milliseconds. What can be checked is
-//! checked ([`text`]'s arithmetic and caps); the rest is simulated from the description's numbers, each sourced or assumed,
+//! checked (`text`'s arithmetic and caps); the rest is simulated from the description's numbers, each sourced or assumed,
 //! and printed beside the published figure with the cap that no schedule can pass.
 
 mod builder;
