@@ -13,7 +13,8 @@ use trefoil_report::{TableFormat, format, plan_table, segment_rows};
 pub type Printed = Value;
 
 /// The plan file's fields, and those of the command contract: `makespan_ms` (or `period_ms`), `model_bound_ms` (or
-/// `model_bound_j`), `assignments`.
+/// `model_bound_j`), `assignments`. Bound, `gap` and `exact` speak of the claim under the planner's own cost model
+/// (`bound_of`), which for the papers' literal planners is not the simulator's.
 pub fn json(plan: &Plan, graphs: &[&OperatorGraph]) -> Result<Printed, CliError> {
     let mut value =
         serde_json::to_value(plan).map_err(|error| CliError::Usage(format!("cannot print the plan: {error}")))?;
@@ -23,6 +24,7 @@ pub fn json(plan: &Plan, graphs: &[&OperatorGraph]) -> Result<Printed, CliError>
         add("period_ms", json!(plan.claimed));
     }
     add("makespan_ms", json!(plan.simulated_ms));
+    add("bound_of", json!("claimed"));
     match plan.objective {
         Objective::Energy => {
             add("energy_j", json!(plan.claimed));
