@@ -78,7 +78,7 @@ pub struct CompareProgress<'a> {
     pub round: u32,
     /// Rounds in all.
     pub rounds: u32,
-    /// Who is next, or what is measured before the round.
+    /// Who is next.
     pub contender: &'a str,
 }
 
@@ -224,7 +224,6 @@ pub fn compare_calibrated<E: From<RunError>>(
     let mut failures: Vec<Option<String>> = vec![None; contenders.len()];
     let mut predictions: Vec<Vec<Option<f64>>> = vec![Vec::new(); contenders.len()];
     for round in 0..options.rounds {
-        progress(CompareProgress { round, rounds: options.rounds, contender: "the cost model's own numbers" });
         let fresh = calibrate(round)?;
         let forward = round % 2 == 0;
         for place in 0..contenders.len() {

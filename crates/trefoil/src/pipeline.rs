@@ -433,8 +433,9 @@ fn compare(
     // apart from the machine's drift.
     let plan = plans.iter().find(|(name, ..)| name == PLAN).or(plans.first()).map(|(_, plan, _)| plan);
     let measure = context::profile_options(&settings.model, &settings.measure, settings.show.strict)?;
-    let mut calibrate = |_| -> Result<BTreeMap<String, f64>, CliError> {
+    let mut calibrate = |round: u32| -> Result<BTreeMap<String, f64>, CliError> {
         let Some(plan) = plan.filter(|_| !profile.measurements.is_empty()) else { return Ok(BTreeMap::new()) };
+        line.step(&format!("fresh process, round {} of {}: the prediction's parts", round + 1, options.rounds));
         let fresh = trefoil_profile::remeasure(prepared, graph, plan, profile, &measure, context::stop_flag())?;
         let mut predictions: BTreeMap<String, f64> =
             fresh.whole.iter().filter_map(|(unit, ms)| Some((unit.to_string(), (*ms)?))).collect();
