@@ -1,6 +1,6 @@
 //! Plans that leave nothing to search: one unit for everything, and splits made by hand. And the baselines.
 
-use crate::assemble::{Piece, assemble, price};
+use crate::assemble::{Piece, assemble, price, set_bound};
 use crate::view::CostView;
 use crate::{PlanError, PlanRequest};
 use trefoil_core::cost::measurement_cost;
@@ -50,7 +50,10 @@ pub(crate) fn best_mode(view: &CostView<'_>, single: Option<Plan>) -> Option<Pla
     match (single, best) {
         (Some(single), Some((_, _, cost))) if single.claimed <= cost.ms => Some(single),
         (_, Some((mode, record, cost))) => {
-            Some(Plan::whole(view.graph, mode, cost.ms, vec![record.id.clone()], record.origin))
+            let mut plan = Plan::whole(view.graph, mode, cost.ms, vec![record.id.clone()], record.origin);
+            // No plan over the units costs less than their bound, and no mode less than this one.
+            set_bound(&mut plan, view.lower_bound());
+            Some(plan)
         }
         (single, None) => single,
     }

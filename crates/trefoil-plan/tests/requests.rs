@@ -339,6 +339,7 @@ fn fewer_cores_may_be_the_best_single_unit() {
     found.check(&[&graph]).unwrap();
     found.check_costs(&builder.profile.index()).unwrap();
     assert_eq!((found.segments[0].unit.clone(), found.claimed), (mode.address.clone(), 4.0));
+    assert!(found.model_bound.is_some_and(|bound| bound <= found.claimed));
     // Who plans from a file may want to ask on about the plan.
     let plain = plan("auto", &PlanRequest::new(&builder.profile, &graph)).unwrap();
     assert_eq!(plain.segments[0].unit.to_string(), "a:CPU");

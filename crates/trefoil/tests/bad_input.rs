@@ -126,18 +126,7 @@ fn profiles_and_plans_of_something_else() {
 #[test]
 fn damaged_profiles_name_the_operator() {
     let space = Workspace::with_model();
-    space.run([
-        "profile",
-        "small.onnx",
-        "-u",
-        "rten:CPU",
-        "-u",
-        "rten:CPU@0",
-        "--quick",
-        "--no-refine",
-        "-o",
-        "p.json",
-    ]);
+    space.profile(&["rten:CPU", "rten:CPU@0"]);
     let profile: Value = serde_json::from_slice(&fs::read(space.path("p.json")).unwrap()).unwrap();
     let refused = |what: &str, change: &dyn Fn(&mut Value)| -> String {
         let mut damaged = profile.clone();

@@ -52,9 +52,11 @@ fn profile_plan_run_on_the_embedded_unit() {
     for key in ["method", "predicted_ms", "measured_ms", "model_bound_ms", "segments"] {
         assert!(!run["plan"][key].is_null(), "{key} of {run:#}");
     }
-    assert_eq!(run["plan"]["segments"][0]["unit"], "rten:CPU");
+    // The unit, or its one-core mode: which is faster is the machine's affair.
+    let of_rten = |unit: &Value| unit.as_str().is_some_and(|unit| unit == "rten:CPU" || unit.starts_with("rten:CPU@"));
+    assert!(of_rten(&run["plan"]["segments"][0]["unit"]), "{run:#}");
     assert!(run["plan"]["segments"][0]["operators"].as_array().is_some_and(|operators| !operators.is_empty()));
-    assert_eq!(run["winner"], "rten:CPU");
+    assert!(of_rten(&run["winner"]), "{run:#}");
     assert_eq!(run["verify"]["ok"], true);
     let report = std::fs::read_to_string(space.path("r.html")).unwrap();
     assert!(report.contains("small") && !report.contains("http://") && !report.contains("https://"));
@@ -69,18 +71,7 @@ fn profile_plan_run_on_the_embedded_unit() {
 #[test]
 fn a_hand_made_split_is_planned_compared_and_verified() {
     let space = Workspace::with_model();
-    space.run([
-        "profile",
-        "small.onnx",
-        "-u",
-        "rten:CPU",
-        "-u",
-        "rten:CPU@0",
-        "--quick",
-        "--no-refine",
-        "-o",
-        "p.json",
-    ]);
+    space.profile(&["rten:CPU", "rten:CPU@0"]);
     let split = r#"{"0": "rten:CPU@0"}"#;
     std::fs::write(space.path("split.json"), split).unwrap();
     let failed = space.fails(["plan", "p.json", "--import", "split.json", "-o", "plan.json"], 2);
@@ -112,18 +103,7 @@ fn a_hand_made_split_is_planned_compared_and_verified() {
 #[test]
 fn explain_prices_an_operator_on_every_unit() {
     let space = Workspace::with_model();
-    space.run([
-        "profile",
-        "small.onnx",
-        "-u",
-        "rten:CPU",
-        "-u",
-        "rten:CPU@0",
-        "--quick",
-        "--no-refine",
-        "-o",
-        "p.json",
-    ]);
+    space.profile(&["rten:CPU", "rten:CPU@0"]);
     let text = stdout(&space.output(["explain", "p.json", "0"]));
     assert!(text.contains("rten:CPU@0") && text.contains("rten:CPU"), "{text}");
     assert!(space.fails(["explain", "p.json", "no-such-operator"], 2).contains("no-such-operator"));
@@ -132,7 +112,7 @@ fn explain_prices_an_operator_on_every_unit() {
 #[test]
 fn a_deleted_measurement_stops_planning_with_its_name() {
     let space = Workspace::with_model();
-    space.run(["profile", "small.onnx", "-u", "rten:CPU", "--quick", "--no-refine", "-o", "p.json"]);
+    space.profile(&["rten:CPU"]);
     let mut profile: Value = serde_json::from_slice(&std::fs::read(space.path("p.json")).unwrap()).unwrap();
     let measurements = profile["measurements"].as_array_mut().unwrap();
     let at = measurements.iter().position(|m| m["id"].as_str().unwrap().starts_with("operator/")).unwrap();
@@ -145,18 +125,7 @@ fn a_deleted_measurement_stops_planning_with_its_name() {
 #[test]
 fn simulated_units_plan_without_hardware() {
     let space = Workspace::with_model();
-    space.run([
-        "profile",
-        "small.onnx",
-        "-u",
-        "sim:lunar-lake/CPU",
-        "-u",
-        "sim:lunar-lake/GPU",
-        "-u",
-        "sim:lunar-lake/NPU",
-        "-o",
-        "p.json",
-    ]);
+    simulated(&space, "p.json");
     let text = stdout(&space.output(["plan", "p.json", "--method", "sequential"]));
     assert!(text.contains("simulated"), "a simulated number is labelled: {text}");
 }

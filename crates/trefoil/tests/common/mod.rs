@@ -44,6 +44,13 @@ impl Workspace {
         space
     }
 
+    /// Profiles `small.onnx` on the units into `p.json`: a first look, unrefined.
+    pub fn profile(&self, units: &[&str]) {
+        let mut arguments = vec!["profile", "small.onnx", "--quick", "--no-refine", "-o", "p.json"];
+        units.iter().for_each(|unit| arguments.extend(["-u", unit]));
+        self.run(arguments);
+    }
+
     /// A path inside.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
