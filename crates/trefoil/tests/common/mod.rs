@@ -47,7 +47,9 @@ impl Workspace {
     /// Profiles `small.onnx` on the units into `p.json`: a first look, unrefined.
     pub fn profile(&self, units: &[&str]) {
         let mut arguments = vec!["profile", "small.onnx", "--quick", "--no-refine", "-o", "p.json"];
-        units.iter().for_each(|unit| arguments.extend(["-u", unit]));
+        for unit in units {
+            arguments.extend(["-u", unit]);
+        }
         self.run(arguments);
     }
 
