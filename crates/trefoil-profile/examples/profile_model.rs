@@ -154,7 +154,7 @@ fn refine_plan(
     let mut propose = |profile: &Profile| trefoil_plan::plan("interval", &PlanRequest::new(profile, &graph));
     let stop = AtomicBool::new(false);
     let refinement =
-        trefoil_profile::refine(prepared, &graph, profile, options, budget, &mut propose, &mut |_| {}, &stop)?;
+        trefoil_profile::refine(prepared, &graph, profile, options, budget, &mut propose, None, &mut |_| {}, &stop)?;
     println!(
         "refined: finished {}, {} rounds, {} segments measured, lower bounds {}, claimed {:.4} ms in {} segments",
         refinement.finished,

@@ -97,6 +97,12 @@ pub enum ProfileError {
         /// Its message.
         reason: String,
     },
+    /// Plans could not be timed in fresh processes.
+    #[error("timing a plan in fresh processes failed: {reason}")]
+    Settling {
+        /// What happened, one line.
+        reason: String,
+    },
     /// A unit or option that profiling cannot use.
     #[error("{what}")]
     Options {

@@ -38,12 +38,15 @@ pub fn save_profile(profile: &Profile, path: &Path) -> Result<(), ProfileError> 
     })
 }
 
-/// Writes a file under a temporary name and renames it; on an error nothing is left.
-pub(crate) fn write_atomically(
+/// Writes a file under a temporary name and renames it; on an error nothing is left. A device or a pipe is written to, and
+/// a link goes on pointing to what it points to.
+///
+/// # Errors
+/// [`ProfileError::Io`].
+pub fn write_atomically(
     path: &Path,
     write: impl FnOnce(&std::fs::File) -> std::io::Result<()>,
 ) -> Result<(), ProfileError> {
-    // A device or a pipe is written to, never replaced; a link goes on pointing to what it points to.
     if std::fs::metadata(path).is_ok_and(|about| !about.is_file() && !about.is_dir()) {
         let device = std::fs::OpenOptions::new().write(true).open(path).map_err(ProfileError::io("write", path))?;
         return write(&device).map_err(ProfileError::io("write", path));

@@ -5,7 +5,7 @@
 //! 2. [`profile()`] measures each distinct operator on each unit at its real shapes with its real data, compares what it
 //!    computes with the trace, and adds whole models, in-situ node times, transfers, slowdowns and power.
 //! 3. [`measure_segments`] measures convex sets of operators whole; [`refine`] does so for what a planner proposes,
-//!    until its plan is all measured.
+//!    until its plan is all measured, and has that plan timed as it will be run ([`Lineup`]).
 //!
 //! All compiling and running happens in worker processes ([`worker_main`], [`protocol`]), so that a crash, a hang or a
 //! memory blow-up is a record in the profile. Finished measurements go to a journal at once: an interrupted profile
@@ -45,6 +45,6 @@ pub use options::{ProfileOptions, Progress};
 pub use prepare::{PrepareOptions, PreparedModel, Reference, prepare_model};
 pub use profiler::profile;
 pub use refine::{Audit, Refinement, Round, measure_segments, refine};
-pub use settle::{Remeasured, remeasure};
+pub use settle::{Lineup, LineupTimer, LineupTimes, Remeasured, remeasure};
 pub use store::{StoreWriter, TraceStore};
 pub use worker::{MISBEHAVE_VARIABLE, worker_main};

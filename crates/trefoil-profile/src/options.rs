@@ -80,12 +80,6 @@ impl ProfileOptions {
         }
     }
 
-    /// Samples, per process, of a plan's segments and the whole models they are weighed against, taken in turn: the
-    /// numbers that decide, so a first look does not skimp on them.
-    pub(crate) fn deciding_sampling(&self) -> Sampling {
-        if self.quick { Sampling { warmup: 5, runs: 45, batches: 3, cap_ms: 300.0 } } else { self.sampling() }
-    }
-
     /// Samples of pair measurements (transfers and slowdowns): one per batch, so more and smaller batches.
     pub(crate) fn pair_sampling(&self) -> Sampling {
         if self.quick {

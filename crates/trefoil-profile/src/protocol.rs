@@ -113,10 +113,6 @@ pub enum Job {
     Measure {
         /// The items.
         items: Vec<Item>,
-        /// The first so many are a plan's segments: a batch of theirs executes them one after another, again and again,
-        /// so that each is timed with caches and thread pools as its predecessor leaves them.
-        #[serde(default)]
-        chained: usize,
         /// Samples per item.
         sampling: Sampling,
     },

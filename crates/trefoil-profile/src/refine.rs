@@ -3,7 +3,7 @@
 
 use crate::prepare::PreparedModel;
 use crate::session::{Session, grouping_key, leniency_for, outcome_of};
-use crate::settle::settle;
+use crate::settle::{CONFIRMING_PROCESSES, LineupTimer, PROCESSES, settle};
 use crate::{ProfileError, ProfileOptions, Progress};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -128,9 +128,10 @@ fn measure_segment(
 /// Plans, measures what the plan only predicts, and plans again, until the plan is all measured, `budget` is used up, or
 /// the planner has nothing new to propose.
 ///
-/// A plan that is all measured is then **settled**: its segments, and the whole model on every unit, are measured once more,
-/// in turn, in several fresh processes, so that plan and baselines are compared under the same conditions and not hours
-/// apart. What was chosen for a lucky measurement loses its luck here; planning goes on until the plan of choice is settled.
+/// A plan that is all measured is then **settled**: its segments, and the whole model on every unit, are timed once more by
+/// `timer`, in several fresh processes as they will be run, so that plan and baselines are compared under the same conditions
+/// and not hours apart; without a timer that is left out. Planning goes on until the plan of choice is settled, and that is
+/// then settled once more: what was chosen for a lucky measurement loses its luck.
 ///
 /// # Errors
 /// [`ProfileError::Planner`] when `propose` fails, and as [`crate::profile`].
@@ -142,6 +143,7 @@ pub fn refine<E: Display>(
     options: &ProfileOptions,
     budget: Duration,
     propose: &mut dyn FnMut(&Profile) -> Result<Plan, E>,
+    mut timer: Option<&mut LineupTimer<'_>>,
     progress: &mut dyn FnMut(Progress),
     stop: &AtomicBool,
 ) -> Result<Refinement, ProfileError> {
@@ -154,7 +156,7 @@ pub fn refine<E: Display>(
         finished: false,
         estimates_were_lower_bounds: true,
     };
-    let mut settled = BTreeSet::new();
+    let (mut settled, mut confirmed) = (BTreeSet::new(), false);
     loop {
         let open = unmeasured(&refinement.plan, graph, profile)?;
         let mut round =
@@ -162,12 +164,21 @@ pub fn refine<E: Display>(
         if open.is_empty() {
             refinement.finished = true;
             // Past the budget the numbers at hand must do, but the first settling is what the budget was for.
-            if (settled.is_empty() || began.elapsed() <= budget)
-                && settle(&mut session, graph, &refinement.plan, profile, &mut settled)?
+            let processes = if confirmed { CONFIRMING_PROCESSES } else { PROCESSES };
+            if let Some(timer) = &mut timer
+                && (settled.is_empty() || began.elapsed() <= budget)
+                && settle(&mut session, graph, &refinement.plan, profile, &mut settled, processes, *timer)?
             {
                 // The fresh numbers may tip the balance; a plan that is then open or unsettled goes round again.
                 refinement.plan = ask(propose, profile)?;
                 refinement.finished = false;
+                continue;
+            }
+            if !confirmed && !settled.is_empty() && began.elapsed() <= budget {
+                // What is best by a measurement is partly so by luck, and its time looks too good. A second set of
+                // measurements, which the choice did not see, tells the time without that luck.
+                confirmed = true;
+                settled.clear();
                 continue;
             }
             refinement.rounds.push(round);

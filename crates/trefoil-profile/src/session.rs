@@ -155,7 +155,21 @@ impl<'a> Session<'a> {
             Subject::Transfer { .. } | Subject::Slowdown { .. } => self.options.pair_sampling(),
             _ => self.options.sampling(),
         };
-        self.measurement_sampled(subject, units, outcome, load, sampling)
+        self.measurement_sampled(subject, units, outcome, load, sampling, false)
+    }
+
+    /// Fails when the caller raised its flag.
+    pub(crate) fn interrupted(&self) -> Result<(), ProfileError> {
+        if self.stop.load(std::sync::atomic::Ordering::Relaxed) {
+            let (done, total) = self.estimator.counts();
+            return Err(ProfileError::Interrupted { done, total });
+        }
+        Ok(())
+    }
+
+    /// Shows what is being done.
+    pub(crate) fn step(&mut self, what: &str) {
+        (self.progress)(self.estimator.progress(what.to_owned()));
     }
 
     /// As [`Session::measurement`], for samples that were taken with other care than usual.
@@ -166,6 +180,7 @@ impl<'a> Session<'a> {
         outcome: Outcome,
         load: Option<f64>,
         sampling: Sampling,
+        fresh_process: bool,
     ) -> Measurement {
         let addresses: Vec<_> = units.iter().map(|unit| unit.address.clone()).collect();
         let mut versions = BTreeMap::new();
@@ -187,7 +202,7 @@ impl<'a> Session<'a> {
                 cap_ms: Some(sampling.cap_ms),
                 load,
                 denormals_flushed: true,
-                fresh_process: false,
+                fresh_process,
             },
             versions,
             taken_at: now_utc(),
@@ -209,7 +224,7 @@ impl<'a> Session<'a> {
         limit: Duration,
     ) -> Result<Result<ItemResult, Failure>, ProfileError> {
         let slot = item.unit.address.to_string();
-        let job = Job::Measure { items: vec![item.clone()], chained: 0, sampling };
+        let job = Job::Measure { items: vec![item.clone()], sampling };
         let mut best = match single(self.call(&slot, &job, limit)?) {
             Ok(result) => result,
             Err(failure) => return Ok(Err(failure)),

@@ -1,127 +1,173 @@
-//! Settling: what a decision rests on is measured once more, under one set of conditions and as it will be run.
+//! Settling: what a decision rests on is timed once more, under one set of conditions and as it will be run.
+//!
+//! This crate does not execute plans, so the timing itself is a [`LineupTimer`] that its caller brings: `trefoil-run`'s
+//! executes them in fresh processes with the executor that will run them, hand-off to its lane included. A loop around the
+//! backend's call alone promises what no user sees: below 0.2 ms, waking a lane and the backend's own threads is half of
+//! the time.
 
 use crate::prepare::PreparedModel;
-use crate::protocol::{Answer, Failure, Item, ItemResult, Job};
+use crate::protocol::Sampling;
 use crate::refine::segment_subject;
 use crate::sampling::{pooled, typical_of};
-use crate::session::{Session, outcome_of, unexpected};
+use crate::session::{Session, sub_model};
 use crate::{ProfileError, ProfileOptions};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::AtomicBool;
-use trefoil_core::{OperatorGraph, Outcome, Plan, Profile, Samples, Subject, Unit, UnitAddress};
+use trefoil_core::{Granularity, OperatorGraph, Outcome, Plan, Profile, Samples, Subject, Timing, Unit, UnitAddress};
+use trefoil_units::SubModel;
 
 /// Fresh processes that each settling takes. The addresses and thread placement that a process happens to get move its
 /// times by several percent, and stay for its life, so samples of one process alone would promise what the next breaks.
-const PROCESSES: usize = 3;
+pub(crate) const PROCESSES: u32 = 3;
+
+/// Those that confirm the choice, whose times are the prediction.
+pub(crate) const CONFIRMING_PROCESSES: u32 = 5;
+
+/// A unit on which the whole model is slower than on the best by more than this factor decides nothing.
+const HOPELESS: f64 = 1.5;
 
 /// What has been settled: keys of subjects, and units.
 pub(crate) type Settled = BTreeSet<(String, UnitAddress)>;
 
-/// What to measure together.
-struct Lineup {
-    places: Vec<(Subject, Unit, Item)>,
-    /// The first so many are the plan's segments.
-    chained: usize,
+/// What a plan's prediction and its choice rest on.
+#[derive(Debug, Clone)]
+pub struct Lineup {
+    /// The plan.
+    pub plan: Plan,
+    /// Its segments' sub-models, in order; empty for a plan of one segment, which is the whole model on a unit.
+    pub segments: Vec<SubModel>,
+    /// The whole model.
+    pub whole: SubModel,
+    /// The units and modes to time it on: those where it is known to run in at most 1.5 × the best unit's time, and the
+    /// plan's own.
+    pub units: Vec<Unit>,
 }
 
+/// What a [`LineupTimer`] found in one fresh process each; `None` for what failed.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LineupTimes {
+    /// Milliseconds per segment of the plan, executed one after another; the first from the caller's request, the last
+    /// until the caller has the result. Empty if the lineup has no segments.
+    pub segments: Vec<Option<Samples>>,
+    /// Milliseconds of the whole model per unit of the lineup, from the caller's request to its result.
+    pub whole: Vec<Option<Samples>>,
+    /// Why something failed.
+    pub notes: Vec<String>,
+    /// Warm-up runs and samples asked for in each process, and the cap on both in milliseconds.
+    pub sampling: (u32, u32, f64),
+}
+
+/// Times a lineup, everything in a fresh process of its own; the number tells how many times that was done before, so
+/// that orders can alternate.
+pub type LineupTimer<'a> = dyn FnMut(&Lineup, u32) -> Result<LineupTimes, ProfileError> + 'a;
+
 impl Lineup {
-    /// The plan's segments and the whole model on every unit and mode on which it is known to run; `None` when part of that is
-    /// simulated or cannot be extracted. A plan of one segment is the whole model on a unit.
-    fn new(
-        session: &Session<'_>,
+    /// For a plan of `graph`; `None` when part of it is simulated or cannot be extracted.
+    ///
+    /// # Errors
+    /// [`ProfileError`] when a unit of the plan is not in the profile, or the model cannot be extracted.
+    pub fn new(
+        model: &PreparedModel,
+        granularity: Granularity,
         graph: &OperatorGraph,
         plan: &Plan,
         profile: &Profile,
     ) -> Result<Option<Self>, ProfileError> {
-        let simulated = |unit: &UnitAddress| profile.unit(unit).is_ok_and(|unit| unit.simulated);
-        if plan.segments.iter().any(|segment| simulated(&segment.unit)) {
-            return Ok(None);
+        for segment in &plan.segments {
+            if profile.unit(&segment.unit)?.simulated {
+                return Ok(None);
+            }
         }
-        // Results were checked when each was first measured, with a second opinion where needed; here only times count.
-        let mut places = Vec::new();
+        let folder = model.segments_dir(granularity);
+        let mut segments = Vec::new();
         for segment in plan.segments.iter().filter(|_| plan.segments.len() > 1) {
             let set: BTreeSet<_> = segment.operators.iter().copied().collect();
-            let unit = profile.unit(&segment.unit)?.clone();
-            let Ok(extracted) = session.extract(graph, &set) else { return Ok(None) };
-            let item = session.item(&extracted, &unit, None, true);
-            places.push((segment_subject(graph, &set), unit, item));
+            let Ok(extracted) = model.prepared.extract(graph, &set, &folder) else { return Ok(None) };
+            segments.push(sub_model(&extracted));
         }
-        let chained = places.len();
-        let whole = session.model.whole()?;
+        let whole = sub_model(&model.whole()?);
+        let index = profile.index();
         let subject = Subject::WholeModel { model: graph.fingerprint.clone() };
-        for unit in profile.units.iter().chain(&profile.modes).filter(|unit| !unit.simulated) {
-            let key = std::slice::from_ref(&unit.address);
-            if profile.index().newest(&subject, key).and_then(|record| record.total()).is_some() {
-                places.push((subject.clone(), unit.clone(), session.item(&whole, unit, None, true)));
-            }
-        }
-        Ok(Some(Self { places, chained }))
+        let time = |unit: &Unit| index.newest(&subject, std::slice::from_ref(&unit.address))?.total().map(|t| t.median);
+        let known: Vec<(&Unit, f64)> = profile
+            .units
+            .iter()
+            .chain(&profile.modes)
+            .filter(|unit| !unit.simulated)
+            .filter_map(|unit| Some((unit, time(unit)?)))
+            .collect();
+        let best = known.iter().map(|(_, ms)| *ms).fold(f64::INFINITY, f64::min);
+        let used = plan.units_used();
+        let units = known
+            .into_iter()
+            .filter(|(unit, ms)| *ms <= best * HOPELESS || used.contains(&unit.address))
+            .map(|(unit, _)| unit.clone())
+            .collect();
+        Ok(Some(Self { plan: plan.clone(), segments, whole, units }))
     }
 
-    fn keys(&self) -> impl Iterator<Item = (String, UnitAddress)> {
-        self.places.iter().map(|(subject, unit, _)| (subject.key(), unit.address.clone()))
-    }
-
-    /// Measures everything once, in one fresh process. What fails there is noted: each was measured alone before, so
-    /// it is no finding about any of them.
-    fn measure(&self, session: &mut Session<'_>) -> Result<Vec<Option<ItemResult>>, ProfileError> {
-        let sampling = session.options.deciding_sampling();
-        let items = self.places.iter().map(|(_, _, item)| item.clone()).collect();
-        let job = Job::Measure { items, chained: self.chained, sampling };
-        let limit = session.options.timeout * (self.places.len() as u32 + 4);
-        session.retire("settling");
-        let answer = session.call("settling", &job, limit)?;
-        session.retire("settling");
-        match answer {
-            Ok(Answer::Measured { items }) if items.len() == self.places.len() => Ok(items
-                .into_iter()
-                .map(|item| item.into_result().map_err(|failure| note_failure(session, &failure)).ok())
-                .collect()),
-            other => {
-                note_failure(session, &other.err().unwrap_or_else(unexpected));
-                Ok(vec![None; self.places.len()])
-            }
-        }
+    /// Subjects and units in the order of the times: segments, then the whole model on each unit.
+    fn places(&self, graph: &OperatorGraph) -> Vec<(Subject, UnitAddress)> {
+        let segments = self.plan.segments.iter().take(self.segments.len());
+        let parts = segments
+            .map(|segment| (segment_subject(graph, &segment.operators.iter().copied().collect()), &segment.unit));
+        let whole =
+            self.units.iter().map(|unit| (Subject::WholeModel { model: graph.fingerprint.clone() }, &unit.address));
+        parts.chain(whole).map(|(subject, unit)| (subject, unit.clone())).collect()
     }
 }
 
-/// Measures the plan's segments, one after another as the plan runs them, and the whole model on every unit on which it
-/// is known to run, in alternating batches of [`PROCESSES`] fresh processes; appends what was found. The typical process
-/// counts. Returns whether anything was appended: not if all of it has been settled before.
+/// Times the plan's segments, one after another as the plan runs them, and the whole model on every unit that competes,
+/// `processes` times in fresh processes; appends what was found. The typical process counts. Returns whether anything was
+/// appended: not if all of it has been settled before.
 pub(crate) fn settle(
     session: &mut Session<'_>,
     graph: &OperatorGraph,
     plan: &Plan,
     profile: &mut Profile,
     settled: &mut Settled,
+    processes: u32,
+    timer: &mut LineupTimer<'_>,
 ) -> Result<bool, ProfileError> {
-    let Some(lineup) = Lineup::new(session, graph, plan, profile)? else { return Ok(false) };
-    if lineup.keys().all(|key| settled.contains(&key)) {
+    let granularity = session.options.granularity;
+    let Some(lineup) = Lineup::new(session.model, granularity, graph, plan, profile)? else { return Ok(false) };
+    let places = lineup.places(graph);
+    if places.iter().all(|(subject, unit)| settled.contains(&(subject.key(), unit.clone()))) {
         return Ok(false);
     }
     // Whatever comes of it: should this fail, another try would fail too.
-    settled.extend(lineup.keys());
-    let mut found: Vec<Vec<ItemResult>> = lineup.places.iter().map(|_| Vec::new()).collect();
-    for _ in 0..PROCESSES {
-        for (results, result) in found.iter_mut().zip(lineup.measure(session)?) {
-            results.extend(result);
+    settled.extend(places.iter().map(|(subject, unit)| (subject.key(), unit.clone())));
+    let load = crate::clock::load_average();
+    let mut sampling = session.options.sampling();
+    let mut found: Vec<Vec<Samples>> = places.iter().map(|_| Vec::new()).collect();
+    for process in 0..processes {
+        session.interrupted()?;
+        session.step(&format!("settling, fresh processes {} of {processes}", process + 1));
+        let times = timer(&lineup, process)?;
+        let (warmup, runs, cap_ms) = times.sampling;
+        sampling = Sampling { warmup, runs, batches: 1, cap_ms };
+        for note in times.notes {
+            // Each was measured alone before, so a failure here is no finding about any of them.
+            session.note(format!("settling did not end well: {note}"));
+        }
+        for (samples, time) in found.iter_mut().zip(times.segments.into_iter().chain(times.whole)) {
+            samples.extend(time);
         }
     }
     let mut appended = false;
-    let load = crate::clock::load_average();
-    let sampling = session.options.deciding_sampling();
-    for ((subject, unit, _), results) in lineup.places.iter().zip(found) {
-        let Some(result) = typical_process(results) else { continue };
-        let mut outcome = outcome_of(Ok(result));
+    for ((subject, address), samples) in places.iter().zip(found) {
+        let Some(at) = typical_of(&samples) else { continue };
+        let timing = Timing { total: Some(pooled(&samples, at)), ..Timing::default() };
+        let mut outcome = Outcome::Ok { timing, error_to_peak: None, nodes: Vec::new() };
         if let Outcome::Ok { nodes, error_to_peak, .. } = &mut outcome
             && let Some(Outcome::Ok { nodes: known, error_to_peak: error, .. }) =
-                profile.index().newest(subject, std::slice::from_ref(&unit.address)).map(|record| &record.outcome)
+                profile.index().newest(subject, std::slice::from_ref(address)).map(|record| &record.outcome)
         {
             // The newest record of a subject counts, so it must go on telling the node times and the error.
             nodes.clone_from(known);
             *error_to_peak = *error;
         }
-        let measurement = session.measurement_sampled(subject, &[unit], outcome, load, sampling);
+        let unit = profile.unit(address)?.clone();
+        let measurement = session.measurement_sampled(subject, &[&unit], outcome, load, sampling, true);
         profile.measurements.push(measurement);
         appended = true;
     }
@@ -137,57 +183,29 @@ pub struct Remeasured {
     pub whole: BTreeMap<UnitAddress, Option<f64>>,
 }
 
-/// Measures, in one fresh process, what a plan's prediction rests on: its segments one after another as it runs them, and
-/// the whole model on every unit of the profile. Nothing is recorded. Taken right before each round of a comparison, it
-/// tells how far the cost model is off without the drift of the machine since the profile was taken.
+/// Times, in fresh processes, what a plan's prediction rests on, as settling does. Nothing is recorded. Taken right before
+/// each round of a comparison (`round` from 0), it tells how far the cost model is off without the drift of the machine
+/// since the profile was taken.
 ///
 /// # Errors
-/// As [`crate::profile`].
+/// As [`crate::profile`], and those of the timer.
 pub fn remeasure(
     model: &PreparedModel,
     graph: &OperatorGraph,
     plan: &Plan,
     profile: &Profile,
     options: &ProfileOptions,
-    stop: &AtomicBool,
+    round: u32,
+    timer: &mut LineupTimer<'_>,
 ) -> Result<Remeasured, ProfileError> {
-    let mut silent = |_| {};
-    let mut session = Session::new(model, options, profile, &mut silent, stop)?;
-    let Some(lineup) = Lineup::new(&session, graph, plan, profile)? else { return Ok(Remeasured::default()) };
-    let mut found = lineup.measure(&mut session)?.into_iter().map(|result| Some(result?.timing.total?.median));
-    let segments: Vec<Option<f64>> = found.by_ref().take(lineup.chained).collect();
-    let units = lineup.places.iter().skip(lineup.chained).map(|(_, unit, _)| unit.address.clone());
-    Ok(Remeasured { segments, whole: units.zip(found).collect() })
-}
-
-/// The result of the process whose median is the typical one, with the extremes of all.
-fn typical_process(results: Vec<ItemResult>) -> Option<ItemResult> {
-    let totals: Vec<Samples> = results.iter().filter_map(|result| result.timing.total).collect();
-    let at = typical_of(&totals)?;
-    let mut result = results.into_iter().filter(|result| result.timing.total.is_some()).nth(at)?;
-    result.timing.total = Some(pooled(&totals, at));
-    Some(result)
-}
-
-fn note_failure(session: &mut Session<'_>, failure: &Failure) {
-    session.note(format!("settling did not end well ({}: {})", failure.stage, failure.reason));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use trefoil_core::Timing;
-
-    fn result(values: &[f64]) -> ItemResult {
-        let total = Samples::from_values(&mut values.to_vec());
-        ItemResult { timing: Timing { total, ..Timing::default() }, deviation: None, repeatable: true }
-    }
-
-    #[test]
-    fn the_typical_process_counts_and_extremes_are_of_all() {
-        let results = vec![result(&[9.0, 9.5]), result(&[1.0, 1.5]), result(&[3.0, 4.0])];
-        let total = typical_process(results).unwrap().timing.total.unwrap();
-        assert_eq!((total.median, total.min, total.max, total.count), (3.5, 1.0, 9.5, 6));
-        assert!(typical_process(Vec::new()).is_none());
-    }
+    let Some(lineup) = Lineup::new(model, options.granularity, graph, plan, profile)? else {
+        return Ok(Remeasured::default());
+    };
+    let times = timer(&lineup, round)?;
+    let median = |samples: Option<Samples>| samples.map(|samples| samples.median);
+    let units = lineup.units.into_iter().map(|unit| unit.address);
+    Ok(Remeasured {
+        segments: times.segments.into_iter().map(median).collect(),
+        whole: units.zip(times.whole.into_iter().map(median)).collect(),
+    })
 }

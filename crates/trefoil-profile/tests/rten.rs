@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use trefoil_core::{
-    CostTable, HostTensor, OperatorId, Origin, Outcome, Plan, Profile, Subject, TensorInfo, Unit, UnitAddress,
+    CostTable, HostTensor, OperatorId, Origin, Outcome, Plan, Profile, Samples, Subject, TensorInfo, Unit, UnitAddress,
 };
 use trefoil_onnx::Values;
 use trefoil_onnx::builder::{ModelBuilder, sample_model};
 use trefoil_profile::{
-    Launcher, PrepareOptions, PreparedModel, ProfileError, ProfileOptions, load_profile, measure_segments,
-    prepare_model, profile, refine, save_profile,
+    Launcher, Lineup, LineupTimer, LineupTimes, PrepareOptions, PreparedModel, ProfileError, ProfileOptions,
+    load_profile, measure_segments, prepare_model, profile, refine, save_profile,
 };
 
 fn launcher() -> Launcher {
@@ -269,26 +269,53 @@ fn refinement_ends_with_a_measured_plan() {
     let graph = profile.model(None).unwrap().clone();
     let hour = Duration::from_hours(1);
     let mut propose = halves;
+    let mut asked = Vec::new();
+    let mut timer = |lineup: &Lineup, process: u32| {
+        asked.push((lineup.segments.len(), lineup.units.len(), process));
+        let time = |ms: f64| Samples::from_values(&mut [ms + f64::from(process)]);
+        let segments = lineup.segments.iter().map(|_| time(7.0)).collect();
+        // One unit's process died once: the others stand for it.
+        let whole = lineup.units.iter().map(|_| if process == 0 { None } else { time(20.0) }).collect();
+        let notes = if process == 0 { vec!["the process died".to_owned()] } else { Vec::new() };
+        Ok(LineupTimes { segments, whole, notes, sampling: (3, 4, 5.0) })
+    };
+    let timer: Option<&mut LineupTimer<'_>> = Some(&mut timer);
     let refinement =
-        refine(&model, &graph, &mut profile, &bench.options(), hour, &mut propose, &mut |_| {}, &never()).unwrap();
+        refine(&model, &graph, &mut profile, &bench.options(), hour, &mut propose, timer, &mut |_| {}, &never())
+            .unwrap();
     assert!(refinement.finished && refinement.plan.all_measured);
     assert_eq!((refinement.measured, refinement.rounds[0].measured.len()), (2, 2));
     assert!(refinement.estimates_were_lower_bounds, "0 ms is below everything");
     assert!(refinement.plan.segments.iter().all(|segment| segment.cost.ms > 0.0));
     refinement.plan.check_costs(&profile.index()).unwrap();
-    // The settled plan's segments and the whole model were taken again side by side.
+    // The plan's segments and the whole model were timed in three fresh processes, and in five more to confirm the choice.
+    let units = asked[0].1;
+    assert!(units >= 1);
+    assert_eq!(asked, [0, 1, 2, 0, 1, 2, 3, 4].map(|process| (2, units, process)));
+    assert!(refinement.plan.segments.iter().all(|segment| segment.cost.ms.to_bits() == 9.0f64.to_bits()));
     let whole = Subject::WholeModel { model: graph.fingerprint.clone() };
-    let count = profile.measurements.iter().filter(|m| m.subject == whole).count();
-    assert_eq!(count, 2);
+    let newest = profile.index().newest(&whole, &[rten().address]).unwrap().clone();
+    assert_eq!(newest.total().map(|total| (total.median, total.count)), Some((22.0, 4)));
+    assert!(newest.conditions.fresh_process && (newest.conditions.warmup, newest.conditions.runs) == (3, 4));
+    assert!(profile.notes.iter().any(|note| note.contains("the process died")), "{:?}", profile.notes);
 
     let mut profile = run(&bench, &model);
     let mut fails = |_: &Profile| Err::<Plan, _>("no idea");
-    let error =
-        refine(&model, &graph, &mut profile, &bench.options(), hour, &mut fails, &mut |_| {}, &never()).unwrap_err();
+    let error = refine(&model, &graph, &mut profile, &bench.options(), hour, &mut fails, None, &mut |_| {}, &never())
+        .unwrap_err();
     assert!(error.to_string().contains("no idea"));
-    let spent =
-        refine(&model, &graph, &mut profile, &bench.options(), Duration::ZERO, &mut propose, &mut |_| {}, &never())
-            .unwrap();
+    let spent = refine(
+        &model,
+        &graph,
+        &mut profile,
+        &bench.options(),
+        Duration::ZERO,
+        &mut propose,
+        None,
+        &mut |_| {},
+        &never(),
+    )
+    .unwrap();
     assert!(!spent.finished && spent.measured == 0 && !spent.plan.all_measured);
 }
 

@@ -27,11 +27,11 @@ fn main() {
     }
 }
 
-fn idle_executor(units: &[Unit], segments: u32, spin: Duration) -> Executor {
+fn idle_executor(units: &[Unit], segments: u32, spin: Duration, linger: Duration) -> Executor {
     let (graph, plan) = chain(segments, units, 256);
     let fake = Fake::leak(Behaviour { idle: true, ..Behaviour::default() });
     let find = fake.find(&plan);
-    let options = ExecutorOptions { spin, ..ExecutorOptions::default() };
+    let options = ExecutorOptions { spin, linger, ..ExecutorOptions::default() };
     Executor::new(plan, &[&graph], &FakeSource(&graph), &find, &options).unwrap()
 }
 
@@ -44,7 +44,7 @@ fn core_unit(name: &str, cores: &[u32]) -> Unit {
 /// 100 segments on one lane, hand-off to the lane and back included.
 #[divan::bench]
 fn one_lane(bencher: Bencher<'_, '_>) {
-    let mut executor = idle_executor(&[unit("fake:a", &["a"])], SEGMENTS, Duration::ZERO);
+    let mut executor = idle_executor(&[unit("fake:a", &["a"])], SEGMENTS, Duration::ZERO, Duration::ZERO);
     bencher.counter(ItemsCount::new(SEGMENTS)).bench_local(|| executor.run_bound());
 }
 
@@ -53,7 +53,7 @@ fn one_lane(bencher: Bencher<'_, '_>) {
 #[divan::bench(args = [0, 20, 2000])]
 fn two_lanes(bencher: Bencher<'_, '_>, spin_us: u64) {
     let units = [core_unit("a", &[0]), core_unit("b", &[last_core()])];
-    let mut executor = idle_executor(&units, SEGMENTS, Duration::from_micros(spin_us));
+    let mut executor = idle_executor(&units, SEGMENTS, Duration::from_micros(spin_us), Duration::ZERO);
     bencher.counter(ItemsCount::new(SEGMENTS)).bench_local(|| executor.run_bound());
 }
 
@@ -61,14 +61,16 @@ fn two_lanes(bencher: Bencher<'_, '_>, spin_us: u64) {
 #[divan::bench]
 fn one_lane_switching_cores(bencher: Bencher<'_, '_>) {
     let units = [core_unit("a", &[0]), core_unit("b", trefoil_units::allowed_cores())];
-    let mut executor = idle_executor(&units, SEGMENTS, Duration::ZERO);
+    let mut executor = idle_executor(&units, SEGMENTS, Duration::ZERO, Duration::ZERO);
     bencher.counter(ItemsCount::new(SEGMENTS)).bench_local(|| executor.run_bound());
 }
 
-/// A whole run of one segment: what handing an inference to a lane costs.
-#[divan::bench]
-fn handoff(bencher: Bencher<'_, '_>) {
-    let mut executor = idle_executor(&[core_unit("a", &[0])], 1, Duration::ZERO);
+/// A whole run of one segment: what handing an inference to a lane costs when lane and caller linger for so many
+/// microseconds.
+#[divan::bench(args = [0, 100])]
+fn handoff(bencher: Bencher<'_, '_>, linger_us: u64) {
+    let linger = Duration::from_micros(linger_us);
+    let mut executor = idle_executor(&[core_unit("a", &[0])], 1, Duration::ZERO, linger);
     bencher.bench_local(|| executor.run_bound());
 }
 

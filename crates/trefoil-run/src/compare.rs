@@ -202,24 +202,7 @@ pub fn compare_calibrated<E: From<RunError>>(
         .prefix("trefoil-compare-")
         .tempdir()
         .map_err(|error| RunError::io(std::env::temp_dir(), &error))?;
-    let store = folder.path().join("inputs");
-    write_inputs(&store, inputs)?;
-    let mut jobs = Vec::with_capacity(contenders.len());
-    for (index, contender) in contenders.iter().enumerate() {
-        let path = folder.path().join(format!("{index}.job.json"));
-        let job = RunJob {
-            version: WORKER_VERSION,
-            plan: contender.plan.clone(),
-            graphs: graphs.iter().map(|graph| (*graph).clone()).collect(),
-            segments: contender.segments.clone(),
-            inputs: store.clone(),
-            cache: options.cache.clone(),
-            spin_us: options.spin.as_micros() as u64,
-            sampling: options.sampling,
-        };
-        write_json(&path, &job)?;
-        jobs.push(path);
-    }
+    let jobs = write_jobs(folder.path(), contenders, graphs, inputs, options, false)?;
     let mut found: Vec<Vec<RunResult>> = vec![Vec::new(); contenders.len()];
     let mut failures: Vec<Option<String>> = vec![None; contenders.len()];
     let mut predictions: Vec<Vec<Option<f64>>> = vec![Vec::new(); contenders.len()];
@@ -249,6 +232,37 @@ pub fn compare_calibrated<E: From<RunError>>(
     Ok(summarise(contenders, options.rounds, &found, predictions, failures))
 }
 
+/// Writes one job file per contender into `folder`; `tasks` asks for the times of tasks too.
+pub(crate) fn write_jobs(
+    folder: &Path,
+    contenders: &[Contender],
+    graphs: &[&OperatorGraph],
+    inputs: &[&HostTensor],
+    options: &CompareOptions,
+    tasks: bool,
+) -> Result<Vec<PathBuf>, RunError> {
+    let store = folder.join("inputs");
+    write_inputs(&store, inputs)?;
+    let mut jobs = Vec::with_capacity(contenders.len());
+    for (index, contender) in contenders.iter().enumerate() {
+        let path = folder.join(format!("{index}.job.json"));
+        let job = RunJob {
+            version: WORKER_VERSION,
+            plan: contender.plan.clone(),
+            graphs: graphs.iter().map(|graph| (*graph).clone()).collect(),
+            segments: contender.segments.clone(),
+            inputs: store.clone(),
+            cache: options.cache.clone(),
+            spin_us: options.spin.as_micros() as u64,
+            sampling: options.sampling,
+            tasks,
+        };
+        write_json(&path, &job)?;
+        jobs.push(path);
+    }
+    Ok(jobs)
+}
+
 fn write_inputs(store: &Path, inputs: &[&HostTensor]) -> Result<(), RunError> {
     let failed =
         |error: trefoil_profile::ProfileError| RunError::Io { path: store.to_owned(), reason: error.to_string() };
@@ -260,7 +274,7 @@ fn write_inputs(store: &Path, inputs: &[&HostTensor]) -> Result<(), RunError> {
 }
 
 /// Starts one worker, hands it the request, waits, reads the result.
-fn run_process(name: &str, request: &RunRequest, options: &CompareOptions) -> Result<RunResult, RunError> {
+pub(crate) fn run_process(name: &str, request: &RunRequest, options: &CompareOptions) -> Result<RunResult, RunError> {
     let failed = |reason: String| RunError::Worker { contender: name.to_owned(), reason };
     let log = request.result.with_extension("log");
     let log_file = std::fs::File::create(&log).map_err(|error| RunError::io(&log, &error))?;

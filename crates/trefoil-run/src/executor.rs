@@ -29,8 +29,12 @@ pub struct ExecutorOptions {
     pub cache: Option<PathBuf>,
     /// How long a lane that waits for another lane within a run spins before it sleeps. A sleeping lane takes the kernel
     /// 5 to 50 µs to wake, a spinning one well under 1 µs; but where other work shares the lane's cores, spinning keeps
-    /// it from them. Callers and idle lanes never spin.
+    /// it from them.
     pub spin: Duration,
+    /// How long a lane that waits for the next run, and a caller that waits for the end of one, go on looking before they
+    /// sleep, giving their core to whoever wants it between looks. It keeps inferences that follow one another closely from
+    /// paying for two wake-ups each; zero saves power where they are rare.
+    pub linger: Duration,
     /// Make it an error when something does not happen as asked: a unit that holds other resources here than in the
     /// plan, a port that has to be copied.
     pub strict: bool,
@@ -42,7 +46,14 @@ pub struct ExecutorOptions {
 
 impl Default for ExecutorOptions {
     fn default() -> Self {
-        Self { cache: None, spin: Duration::from_micros(20), strict: false, profiling: false, keep_values: false }
+        Self {
+            cache: None,
+            spin: Duration::from_micros(20),
+            linger: Duration::from_micros(100),
+            strict: false,
+            profiling: false,
+            keep_values: false,
+        }
     }
 }
 
@@ -100,8 +111,8 @@ impl PortBuffer {
 ///
 /// A **single-lane** plan runs on its lane's thread too, not on the caller's: a compiled segment must run on the thread
 /// that compiled it, with the unit's cores and floating-point mode. Putting both on and off the caller for every
-/// inference (6 to 7 µs) saves little over waking the lane and being woken by it (8 to 9 µs, `benches/overhead.rs`), and would
-/// meddle with a thread that is not Trefoil's.
+/// inference (6 to 7 µs) saves little over waking the lane and being woken by it (8 to 9 µs asleep, 1 µs while both linger:
+/// `benches/overhead.rs`), and would meddle with a thread that is not Trefoil's.
 ///
 /// **Core sets.** A lane whose units have different core sets changes its thread's affinity between them, because a
 /// unit on one core must run on that core: one system call, paid only where the set changes.
@@ -179,7 +190,7 @@ impl Executor {
         let lengths: Vec<_> = schedule.lanes.iter().map(|lane| lane.tasks.len()).collect();
         let port_bytes = inputs.iter().chain(outputs.values()).map(|port: &PortBuffer| port.data.len()).sum();
         let mut executor = Self {
-            shared: Arc::new(Shared::new(&lengths, options.spin)),
+            shared: Arc::new(Shared::new(&lengths, options.spin, options.linger)),
             threads: Vec::new(),
             memory: MemoryReport {
                 arena_bytes: placement.bytes,

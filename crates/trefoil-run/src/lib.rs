@@ -3,17 +3,20 @@
 //! * [`Executor`] makes a [`trefoil_core::Plan`] ready (one thread per lane, segments compiled once, all buffers bound
 //!   once) and runs it as often as wanted without allocating.
 //! * [`verify()`] compares a run with a reference at every segment boundary and names the first operator that differs.
+//! * [`Emulated`] runs a plan for a machine that is not here, on real units slowed to its rates.
 //! * [`compare()`] times a plan and single units in fresh processes, interleaved; [`guard()`] decides from that which of
-//!   them is used.
+//!   them is used; [`time_lineup`] times in the same way what a prediction rests on.
 
 mod arena;
 mod compare;
 mod cores;
+mod emulate;
 mod error;
 mod executor;
 mod guard;
 mod inputs;
 mod lane;
+mod lineup;
 mod schedule;
 mod setup;
 mod source;
@@ -29,10 +32,12 @@ pub use compare::{
     CompareOptions, CompareProgress, Comparison, Contender, ContenderResult, Ratio, WorkerCommand, compare,
     compare_calibrated,
 };
+pub use emulate::{Emulated, Emulation, SlowdownOf};
 pub use error::{Place, RunError};
 pub use executor::{Executor, ExecutorOptions, FindUnit, MemoryReport, TaskTiming};
 pub use guard::{GUARD_CONFIDENCE, Reason, Verdict, guard};
 pub use inputs::match_inputs;
+pub use lineup::time_lineup;
 pub use schedule::{LaneSchedule, ModelPort, Schedule, ScheduledTask, Source, Value};
 pub use source::{ExtractedSegments, OperatorSource, PreparedModelSource, PreparedSource, SegmentSource};
 pub use verify::{BoundaryCheck, Difference, Reference, Verification, Verify, verify};

@@ -17,22 +17,29 @@ use trefoil_profile::TraceStore;
 use trefoil_units::SubModel;
 
 /// Version of job and result files; parent and worker must agree.
-pub const WORKER_VERSION: u32 = 1;
+pub const WORKER_VERSION: u32 = 2;
+
+/// Most samples that [`RunSampling::span_ms`] asks for.
+const MOST_SAMPLES: usize = 20_000;
 
 /// How often a plan is run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RunSampling {
     /// Inferences before the first sample; at least one, and fewer if they alone would take a third of the cap.
     pub warmup: u32,
-    /// Samples.
+    /// Samples, at least.
     pub runs: u32,
+    /// More samples until they span so many milliseconds, and a third of that before the first one: the speed of a shared
+    /// machine changes within tens of milliseconds, so a thousand samples of one such moment tell less than a few of many.
+    #[serde(default)]
+    pub span_ms: f64,
     /// Wall-clock cap of warm-up and samples in milliseconds; at least three samples are taken whatever it says.
     pub cap_ms: f64,
 }
 
 impl Default for RunSampling {
     fn default() -> Self {
-        Self { warmup: 5, runs: 30, cap_ms: 3000.0 }
+        Self { warmup: 5, runs: 30, span_ms: 0.0, cap_ms: 3000.0 }
     }
 }
 
@@ -55,6 +62,9 @@ pub struct RunJob {
     pub spin_us: u64,
     /// Samples.
     pub sampling: RunSampling,
+    /// Whether to tell the times of tasks too ([`RunResult::task_samples_ms`]).
+    #[serde(default)]
+    pub tasks: bool,
 }
 
 /// The line on a worker's standard input.
@@ -75,6 +85,10 @@ pub struct RunResult {
     pub pid: u32,
     /// Milliseconds of each timed inference, inputs in place to outputs in place.
     pub samples_ms: Vec<f64>,
+    /// Per task, in the schedule's order, its milliseconds in each timed inference, if the job asked for them: the first
+    /// task's begin with the caller's request, the last one's end when the caller has the result.
+    #[serde(default)]
+    pub task_samples_ms: Vec<Vec<f64>>,
     /// Milliseconds to compile and bind everything.
     pub prepare_ms: f64,
     /// Milliseconds of the very first inference.
@@ -162,10 +176,23 @@ fn time_plan(job: RunJob, find: &FindUnit<'_>) -> Result<RunResult, RunError> {
         .map_err(|error| RunError::Io { path: job.inputs.clone(), reason: error.to_string() })?;
     let given: Vec<HostTensor> = store.names().filter_map(|name| store.load(name)).collect();
     executor.load(&given.iter().collect::<Vec<_>>())?;
-    let (first_ms, samples_ms) = sample(&mut executor, job.sampling)?;
+    let mut task_samples_ms: Vec<Vec<f64>> = Vec::new();
+    let (first_ms, samples_ms) = sample_with(&mut executor, job.sampling, &mut |executor, total_ms| {
+        if job.tasks {
+            let times = executor.timings();
+            task_samples_ms.resize(times.len(), Vec::new());
+            let last = times.len().saturating_sub(1);
+            for (index, (time, samples)) in times.iter().zip(&mut task_samples_ms).enumerate() {
+                let start = if index == 0 { 0.0 } else { time.start_ms };
+                let end = if index == last { total_ms.max(time.end_ms) } else { time.end_ms };
+                samples.push(end - start);
+            }
+        }
+    })?;
     let MemoryReport { arena_bytes, bytes_without_reuse, .. } = *executor.memory();
     Ok(RunResult {
         samples_ms,
+        task_samples_ms,
         prepare_ms,
         first_ms,
         trace: Some(executor.trace()),
@@ -179,25 +206,40 @@ fn time_plan(job: RunJob, find: &FindUnit<'_>) -> Result<RunResult, RunError> {
 /// # Errors
 /// Those of [`Executor::run_bound`].
 pub fn sample(executor: &mut Executor, sampling: RunSampling) -> Result<(f64, Vec<f64>), RunError> {
-    let mut once = || -> Result<f64, RunError> {
+    sample_with(executor, sampling, &mut |_, _| {})
+}
+
+/// As [`sample`]; after each sample `look` may see the executor and the sample's milliseconds.
+fn sample_with(
+    executor: &mut Executor,
+    sampling: RunSampling,
+    look: &mut dyn FnMut(&Executor, f64),
+) -> Result<(f64, Vec<f64>), RunError> {
+    fn once(executor: &mut Executor) -> Result<f64, RunError> {
         let began = Instant::now();
         executor.run_bound()?;
         Ok(milliseconds(began))
-    };
+    }
     let began = Instant::now();
-    let first_ms = once()?;
-    for _ in 1..sampling.warmup {
-        if milliseconds(began) > sampling.cap_ms / 3.0 {
-            break;
-        }
-        once()?;
+    let first_ms = once(executor)?;
+    let mut warm = 1;
+    while (warm < sampling.warmup || milliseconds(began) < sampling.span_ms / 3.0)
+        && milliseconds(began) <= sampling.cap_ms / 3.0
+    {
+        once(executor)?;
+        warm += 1;
     }
     let mut samples = Vec::with_capacity(sampling.runs as usize);
-    for _ in 0..sampling.runs.max(1) {
+    let sampled = Instant::now();
+    while samples.len() < sampling.runs.max(1) as usize
+        || (milliseconds(sampled) < sampling.span_ms && samples.len() < MOST_SAMPLES)
+    {
         if samples.len() >= 3 && milliseconds(began) > sampling.cap_ms {
             break;
         }
-        samples.push(once()?);
+        let sample = once(executor)?;
+        look(executor, sample);
+        samples.push(sample);
     }
     Ok((first_ms, samples))
 }

@@ -4,7 +4,7 @@
 mod models;
 mod support;
 
-use models::{SmallModel, plan_of, real_unit, relu_chain, two_branches, whole_plan};
+use models::{SmallModel, cancelling, plan_of, real_unit, relu_chain, two_branches, whole_plan};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
@@ -204,6 +204,30 @@ fn verification_names_an_operator_that_is_wrong_by_itself() {
 }
 
 #[test]
+fn rounding_that_grows_between_right_segments_passes_unless_it_reaches_an_output() {
+    if real_unit("rten:CPU@0").is_none() {
+        return;
+    }
+    for hand_out_difference in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = cancelling(folder.path(), hand_out_difference);
+        // One unit in 10⁵ is well within what f32 allows of `r`, and three times `d`.
+        let find = skewed(|model| model.outputs.iter().any(|port| port.name == "r"));
+        let units = ["skewed:CPU@0", "rten:CPU@0"].map(|address| find(&address.parse().unwrap()).unwrap().1);
+        let plan = plan_of(&model.graph, &units, |operator| usize::from(operator > 0));
+        let values: [&dyn Values; 1] = [&model.values];
+        let found = check(&model, &plan, folder.path(), &find, Reference::Values(&values)).unwrap();
+        assert_eq!(found.boundaries.iter().filter(|check| check.wrong.is_some()).count(), 1, "{}", found.summary());
+        if hand_out_difference {
+            assert!(!found.ok && found.first_difference.unwrap().name == "d");
+        } else {
+            assert!(found.ok && found.first_difference.is_none() && found.grown[0].name == "d", "{}", found.summary());
+            assert!(found.summary().contains("rounding grows in between, first at `d`"), "{}", found.summary());
+        }
+    }
+}
+
+#[test]
 fn verification_finds_what_only_fusion_gets_wrong() {
     if real_unit("rten:CPU@0").is_none() {
         return;
@@ -226,7 +250,7 @@ fn verification_finds_what_only_fusion_gets_wrong() {
 fn options(rounds: u32, command: WorkerCommand) -> CompareOptions {
     CompareOptions {
         rounds,
-        sampling: RunSampling { warmup: 2, runs: 20, cap_ms: 500.0 },
+        sampling: RunSampling { warmup: 2, runs: 20, span_ms: 0.0, cap_ms: 500.0 },
         cache: None,
         spin: Duration::from_micros(50),
         timeout: Duration::from_mins(2),

@@ -23,7 +23,7 @@ fn stress(lanes: usize, segments: u32, runs: u32, spin: Duration) {
     let plan = plan(&graph, &units, &cuts, &sequence, false);
     let fake = Fake::leak(Behaviour::default());
     let find = fake.find(&plan);
-    let options = ExecutorOptions { spin, ..ExecutorOptions::default() };
+    let options = ExecutorOptions { spin, linger: spin, ..ExecutorOptions::default() };
     let mut executor = Executor::new(plan.clone(), &[&graph], &FakeSource(&graph), &find, &options).unwrap();
     assert_eq!(executor.schedule().lanes.len(), lanes);
     for run in 0..runs {

@@ -1,7 +1,9 @@
 //! The command line: one definition of each command and flag.
 
+mod emulate;
 mod planning;
 
+pub use emulate::EmulateArgs;
 pub use planning::{
     BenchPlanArgs, ExplainArgs, ObjectiveArg, PaperArg, PaperArgs, PipelineArgs, PlanArgs, PlanningArgs, now_ms,
 };
@@ -49,6 +51,8 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Measure, plan and run several models; one table and one report
     Survey(SurveyArgs),
+    /// Execute plans for a described machine here, with real bytes, on real units slowed to its rates
+    Emulate(EmulateArgs),
     /// Benchmarks
     Bench(BenchArgs),
     /// Pack, describe and check INT8 weights that several engines share

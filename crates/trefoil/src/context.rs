@@ -157,30 +157,7 @@ fn target(path: &Path) -> Option<PathBuf> {
 
 /// Writes `text` to `path` under a temporary name and renames it.
 pub fn write_text(path: &Path, text: &str) -> Result<(), CliError> {
-    let fail = |source| CliError::File { action: "write", path: path.to_owned(), source };
-    let Some(target) = target(path) else {
-        return std::fs::OpenOptions::new()
-            .write(true)
-            .open(path)
-            .and_then(|mut device| device.write_all(text.as_bytes()))
-            .map_err(fail);
-    };
-    let path = target.as_path();
-    let fail = |source| CliError::File { action: "write", path: path.to_owned(), source };
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(fail)?;
-    file.write_all(text.as_bytes()).map_err(fail)?;
-    // Temporary files are private; results are not.
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644)).map_err(fail)?;
-    }
-    file.persist(path).map_err(|error| fail(error.error))?;
-    Ok(())
+    Ok(trefoil_profile::file::write_atomically(path, |mut file| file.write_all(text.as_bytes()))?)
 }
 
 /// Fails early when an output could not be written at the end of a long run.

@@ -13,7 +13,10 @@ use error::CliError;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
     // Worker processes end in their own way.
     match cli.command {
         Command::Worker => trefoil_profile::worker_main(),
@@ -32,6 +35,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// Help and version as they are; a usage error in one line, as all errors are told.
+fn usage(error: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if !error.use_stderr() || error.kind() == DisplayHelpOnMissingArgumentOrSubcommand {
+        // A closed pipe is no reason to fail over.
+        let _ = error.print();
+        return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+    }
+    let text = error.render().to_string();
+    let told = text.split("\nUsage:").next().unwrap_or(&text).split("\nFor more information").next().unwrap_or(&text);
+    eprintln!("{}; try `--help`", told.split_whitespace().collect::<Vec<_>>().join(" "));
+    ExitCode::from(2)
+}
+
 fn run(command: Command) -> Result<(), CliError> {
     match command {
         Command::Units(args) => commands::units::run(&args),
@@ -43,6 +60,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Run(args) => commands::run::run(&args),
         Command::Explain(args) => commands::explain::run(&args),
         Command::Survey(args) => commands::survey::run(&args),
+        Command::Emulate(args) => commands::emulate::run(&args),
         Command::Bench(args) => match args.bench {
             BenchCommand::Operators(args) => commands::bench_operators::run(&args),
             BenchCommand::Plan(args) => commands::bench_plan::run(&args),

@@ -12,7 +12,7 @@ use trefoil_core::{
     UnitKind,
 };
 use trefoil_plan::PlanRequest;
-use trefoil_profile::PreparedModel;
+use trefoil_profile::{Lineup, LineupTimes, PreparedModel, ProfileError};
 use trefoil_run::{
     CompareOptions, Comparison, Contender, Executor, ExecutorOptions, ExtractedSegments, MemoryReport, PreparedSource,
     RunSampling, Verdict, Verification, Verify, WorkerCommand,
@@ -117,6 +117,8 @@ pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Re
     };
     // A question that cannot be planned at all is a planner's error, not one of refinement.
     propose(&profile)?;
+    let (processes, inputs) = (compare_options(settings)?, sample_inputs(prepared));
+    let mut timer = |lineup: &Lineup, turn: u32| time_lineup(lineup, &graph, &inputs, &processes, turn);
     let refinement = trefoil_profile::refine(
         prepared,
         &graph,
@@ -124,6 +126,7 @@ pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Re
         &options,
         Duration::from_secs_f64(settings.measure.refine_budget.clamp(0.0, 1e6)),
         &mut propose,
+        Some(&mut timer),
         &mut |progress| line.show(&progress),
         stop,
     )?;
@@ -133,6 +136,42 @@ pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Re
         plan: Some(refinement.plan),
         refined: Some(refinement.finished),
         lower_bounds: refinement.estimates_were_lower_bounds,
+    })
+}
+
+/// The inputs that comparisons run on: the model's own sample data.
+fn sample_inputs(prepared: &PreparedModel) -> Vec<HostTensor> {
+    prepared.prepared.inputs().iter().filter_map(|info| prepared.trace.load(&info.name)).collect()
+}
+
+/// [`trefoil_run::time_lineup`] as profiling wants it.
+fn time_lineup(
+    lineup: &Lineup,
+    graph: &OperatorGraph,
+    inputs: &[HostTensor],
+    options: &CompareOptions,
+    turn: u32,
+) -> Result<LineupTimes, ProfileError> {
+    let inputs: Vec<&HostTensor> = inputs.iter().collect();
+    trefoil_run::time_lineup(lineup, graph, &inputs, options, turn)
+        .map_err(|error| ProfileError::Settling { reason: error.to_string() })
+}
+
+/// How fresh processes are started and how often each runs its plan: one rule for predictions and comparisons.
+fn compare_options(settings: &Settings) -> Result<CompareOptions, CliError> {
+    let sampling = if settings.measure.quick {
+        RunSampling { warmup: 5, runs: 40, span_ms: 150.0, cap_ms: 600.0 }
+    } else {
+        let cap_ms = settings.measure.cap_ms.max(1000.0);
+        RunSampling { warmup: 20, runs: settings.measure.runs, span_ms: 300.0, cap_ms }
+    };
+    Ok(CompareOptions {
+        rounds: settings.show.rounds.max(1),
+        sampling,
+        cache: Some(compiled_cache(settings)),
+        spin: ExecutorOptions::default().spin,
+        timeout: Duration::from_mins(10),
+        command: WorkerCommand::this_program(["worker-run"])?,
     })
 }
 
@@ -220,9 +259,8 @@ fn finish(
     }
     let sequential = sequential_plan(settings, &profile, &graph, &plan);
     let source = PreparedSource::new(&prepared.prepared, &graph, prepared.segments_dir(graph.granularity));
-    let inputs: Vec<HostTensor> =
-        prepared.prepared.inputs().iter().filter_map(|info| prepared.trace.load(&info.name)).collect();
-    let inputs: Vec<&HostTensor> = inputs.iter().collect();
+    let sample_inputs = sample_inputs(prepared);
+    let inputs: Vec<&HostTensor> = sample_inputs.iter().collect();
 
     let mut notes = plan.notes.clone();
     let mut plans: Vec<(String, Plan, bool)> = Vec::new();
@@ -238,7 +276,7 @@ fn finish(
     {
         plans.push((SEQUENTIAL.to_owned(), sequential.clone(), false));
     }
-    let comparison = compare(settings, prepared, &profile, &plans, &source, &graph, &inputs, quiet)?;
+    let comparison = compare(settings, prepared, &profile, &plans, &source, &graph, &sample_inputs, quiet)?;
     let mut verdict = trefoil_run::guard(&comparison);
     if settings.planning.objective == crate::cli::ObjectiveArg::Energy && plans.iter().any(|(name, ..)| name == PLAN) {
         verdict.choice = Some(PLAN.to_owned());
@@ -399,7 +437,7 @@ fn compare(
     plans: &[(String, Plan, bool)],
     source: &PreparedSource<'_>,
     graph: &OperatorGraph,
-    inputs: &[&HostTensor],
+    inputs: &[HostTensor],
     quiet: bool,
 ) -> Result<Comparison, CliError> {
     let mut contenders = Vec::with_capacity(plans.len());
@@ -407,19 +445,7 @@ fn compare(
         let segments = ExtractedSegments::of(plan, source)?.0;
         contenders.push(Contender { name: name.clone(), plan: plan.clone(), segments, baseline: *baseline });
     }
-    let sampling = if settings.measure.quick {
-        RunSampling { warmup: 5, runs: 40, cap_ms: 600.0 }
-    } else {
-        RunSampling { warmup: 20, runs: settings.measure.runs, cap_ms: settings.measure.cap_ms.max(1000.0) }
-    };
-    let options = CompareOptions {
-        rounds: settings.show.rounds.max(1),
-        sampling,
-        cache: Some(compiled_cache(settings)),
-        spin: ExecutorOptions::default().spin,
-        timeout: Duration::from_mins(10),
-        command: WorkerCommand::this_program(["worker-run"])?,
-    };
+    let options = compare_options(settings)?;
     let line = ProgressLine::new(&settings.name, quiet);
     let mut show = |progress: trefoil_run::CompareProgress<'_>| {
         line.step(&format!(
@@ -429,20 +455,22 @@ fn compare(
             progress.contender
         ));
     };
-    // Where a prediction rests on whole measurements these are taken again before each round, so that its error can be told
-    // apart from the machine's drift.
+    // What a prediction rests on is timed again before each round, so that its error can be told apart from the machine's
+    // drift.
     let plan = plans.iter().find(|(name, ..)| name == PLAN).or(plans.first()).map(|(_, plan, _)| plan);
     let measure = context::profile_options(&settings.model, &settings.measure, settings.show.strict)?;
+    let mut timer = |lineup: &Lineup, turn: u32| time_lineup(lineup, graph, inputs, &options, turn);
     let mut calibrate = |round: u32| -> Result<BTreeMap<String, f64>, CliError> {
         let Some(plan) = plan.filter(|_| !profile.measurements.is_empty()) else { return Ok(BTreeMap::new()) };
         line.step(&format!("fresh process, round {} of {}: the prediction's parts", round + 1, options.rounds));
-        let fresh = trefoil_profile::remeasure(prepared, graph, plan, profile, &measure, context::stop_flag())?;
+        let fresh = trefoil_profile::remeasure(prepared, graph, plan, profile, &measure, round, &mut timer)?;
         let mut predictions: BTreeMap<String, f64> =
             fresh.whole.iter().filter_map(|(unit, ms)| Some((unit.to_string(), (*ms)?))).collect();
         predictions.extend(repriced(plan, &fresh).map(|ms| (PLAN.to_owned(), ms)));
         Ok(predictions)
     };
-    trefoil_run::compare_calibrated(&contenders, &[graph], inputs, &options, &mut show, &mut calibrate)
+    let inputs: Vec<&HostTensor> = inputs.iter().collect();
+    trefoil_run::compare_calibrated(&contenders, &[graph], &inputs, &options, &mut show, &mut calibrate)
 }
 
 /// The plan's predicted time with its segments' costs as measured anew.

@@ -223,3 +223,20 @@ fn unwritable_outputs() {
         .fails(["profile", "small.onnx", "-u", "rten:CPU", "--quick", "--no-refine", "-o", "no/such/folder/p.json"], 2);
     assert!(message.contains("no/such/folder"), "{message}");
 }
+
+#[test]
+fn a_usage_error_is_one_line_and_help_is_help() {
+    let space = Workspace::new();
+    for arguments in [
+        &["profile"][..],
+        &["run", "m.onnx", "--no-such-flag"],
+        &["plan", "p.json", "--objective", "speed"],
+        &["plan", "p.json", "--budget", "soon"],
+        &["no-such-command"],
+    ] {
+        let message = space.fails(arguments.iter().copied(), 2);
+        assert!(message.ends_with("try `--help`") && !message.contains("Usage"), "{message}");
+    }
+    space.run(["run", "--help"]);
+    space.run(["--version"]);
+}

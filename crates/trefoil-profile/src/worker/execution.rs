@@ -178,23 +178,6 @@ impl Loaded {
         outcome
     }
 
-    /// Begins a batch that is filled by [`Loaded::time_once`].
-    pub fn open_batch(&mut self) {
-        self.batches.push(Batch::default());
-    }
-
-    /// One more sample of the batch begun last.
-    pub fn time_once(&mut self) -> Result<(), Failure> {
-        let began = Instant::now();
-        let parts = self.execute()?;
-        let total = milliseconds(began, Instant::now());
-        match self.batches.last_mut() {
-            Some(batch) => batch.push(total, parts),
-            None => self.batches.push(Batch { total: vec![total], ..Batch::default() }),
-        }
-        Ok(())
-    }
-
     /// Summarises the batches.
     pub fn finish(&mut self) -> Result<ItemResult, Failure> {
         let mut batches = std::mem::take(&mut self.batches);

@@ -104,9 +104,7 @@ impl Server {
                     store_outputs(&loaded, &into).map_err(|error| Failure::new("run", &error.to_string()))
                 })
                 .map(|()| Answer::Evaluated),
-            Job::Measure { items, chained, sampling } => {
-                Ok(Answer::Measured { items: self.measure(&items, chained, sampling) })
-            }
+            Job::Measure { items, sampling } => Ok(Answer::Measured { items: self.measure(&items, sampling) }),
             Job::NodeTimes { item, runs, cap_ms } => {
                 let nodes = self.thread(&item.unit.clone()).run(move |_| node_times(&item, runs, cap_ms))?;
                 Ok(Answer::Nodes { nodes })
@@ -148,8 +146,8 @@ impl Server {
         })
     }
 
-    /// Loads all items, then times them in alternating batches; the first `chained` share theirs (see [`Job::Measure`]).
-    fn measure(&mut self, items: &[Item], chained: usize, sampling: Sampling) -> Vec<ItemAnswer> {
+    /// Loads all items, then times them in alternating batches.
+    fn measure(&mut self, items: &[Item], sampling: Sampling) -> Vec<ItemAnswer> {
         // Each item lives on its unit's thread under a name; items that are not to be kept get one for this job.
         let names: Vec<String> =
             items.iter().enumerate().map(|(n, item)| item.keep.clone().unwrap_or(format!("\u{0}{n}"))).collect();
@@ -166,13 +164,8 @@ impl Server {
             answers.push(loaded.err());
         }
         let pacer = Pacer::new(sampling);
-        let chained = chained.min(items.len());
         for _ in 0..pacer.batches() {
-            // A chain with a broken link is not what the plan would run: nothing of it is timed.
-            if chained > 0 && answers[..chained].iter().all(Option::is_none) {
-                self.chain_batch(&items[..chained], &names, &mut answers, &pacer);
-            }
-            for ((item, name), answer) in items.iter().zip(&names).zip(&mut answers).skip(chained) {
+            for ((item, name), answer) in items.iter().zip(&names).zip(&mut answers) {
                 if answer.is_none() {
                     *answer = self.with_kept(&item.unit, name, Loaded::time_batch).err();
                 }
@@ -196,29 +189,6 @@ impl Server {
             results.push(result.into());
         }
         results
-    }
-
-    /// Executes the items one after another until the batch is full or the chain has used up its share of the cap.
-    fn chain_batch(&mut self, items: &[Item], names: &[String], answers: &mut [Option<Failure>], pacer: &Pacer) {
-        let (runs, cap) = pacer.batch_limits();
-        let began = Instant::now();
-        for pass in 0..runs {
-            for ((item, name), answer) in items.iter().zip(names).zip(&mut *answers) {
-                let timed = self.with_kept(&item.unit, name, move |loaded| {
-                    if pass == 0 {
-                        loaded.open_batch();
-                    }
-                    loaded.time_once()
-                });
-                if let Err(failure) = timed {
-                    *answer = Some(failure);
-                    return;
-                }
-            }
-            if began.elapsed() > cap * items.len() as u32 {
-                break;
-            }
-        }
     }
 
     /// Does something with a kept sub-model on its unit's thread.

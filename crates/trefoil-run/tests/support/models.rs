@@ -89,6 +89,27 @@ pub fn two_branches(folder: &Path, width: usize) -> SmallModel {
     SmallModel::new(folder, builder, values)
 }
 
+/// `r = Relu(x)`, `d = r − almost x`, `y = x + d` for large `x`: rounding of `r` is large in `d` and gone in `y`. Outputs `y`,
+/// and `d` if asked for.
+pub fn cancelling(folder: &Path, hand_out_difference: bool) -> SmallModel {
+    let large: Vec<f32> = (0..8u8).map(|index| 100_000.0 + f32::from(index) * 64.0).collect();
+    let near: Vec<f32> = large.iter().map(|value| value - 0.5).collect();
+    let sum: Vec<f32> = large.iter().map(|value| value + 0.5).collect();
+    let tensor = |name: &str, values: &[f32]| (name.to_owned(), HostTensor::from_f32(name, [1, 8u64], values));
+    let values = BTreeMap::from([tensor("x", &large), tensor("r", &large), tensor("d", &[0.5; 8]), tensor("y", &sum)]);
+    let mut builder = GraphBuilder::new()
+        .input("x", &[1, 8])
+        .constant("near", &[1, 8], &near)
+        .node(named(node("Relu", &["x"], &["r"]), "r"))
+        .node(named(node("Sub", &["r", "near"], &["d"]), "d"))
+        .node(named(node("Add", &["x", "d"], &["y"]), "y"))
+        .output("y");
+    if hand_out_difference {
+        builder = builder.output("d");
+    }
+    SmallModel::new(folder, builder, values)
+}
+
 /// One segment per operator; `place` gives each operator's unit (index in `units`).
 pub fn plan_of(graph: &OperatorGraph, units: &[Unit], place: impl Fn(usize) -> usize) -> Plan {
     let cuts: Vec<_> = (0..graph.len()).map(|index| (vec![index as u32], place(index))).collect();

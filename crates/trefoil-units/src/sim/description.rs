@@ -173,26 +173,33 @@ const BUILT_IN: [(&str, &str); 2] = [
 /// The description of that name: a file of [`SIM_PATH_VARIABLE`]'s folders, else a built-in one.
 ///
 /// # Errors
-/// [`UnitError::Description`] when a file is malformed or no description has the name; the error lists those there are.
+/// [`UnitError::Description`] when no description has the name (the error lists those there are), or a file called like
+/// it is malformed.
 pub fn description(name: &str) -> Result<SocDescription, UnitError> {
     let mut have: BTreeSet<String> = BUILT_IN.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let mut broken: Vec<UnitError> = Vec::new();
     for path in user_files()? {
-        let soc = read(&path)?;
-        if soc.name == name {
-            return Ok(soc);
+        match read(&path) {
+            Ok(soc) if soc.name == name => return Ok(soc),
+            Ok(soc) => drop(have.insert(soc.name)),
+            // A file that should be the one asked for must not be passed over; another one is not this request's business.
+            Err(error) if path.file_stem().is_some_and(|stem| stem == name) => return Err(error),
+            Err(error) => broken.push(error),
         }
-        have.insert(soc.name);
     }
-    match BUILT_IN.iter().find(|(known, _)| *known == name) {
-        Some((name, text)) => parse(text, name),
-        None => Err(UnitError::Description {
-            what: format!("simulated SoC `{name}`"),
-            reason: format!(
-                "there is no description of that name; there are {}; set {SIM_PATH_VARIABLE} to a folder with more",
-                have.into_iter().collect::<Vec<_>>().join(", ")
-            ),
-        }),
+    if let Some((name, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
+        return parse(text, name);
     }
+    let have = have.into_iter().collect::<Vec<_>>().join(", ");
+    let reason = match broken.first() {
+        None => format!(
+            "there is no description of that name; there are {have}; set {SIM_PATH_VARIABLE} to a folder with more"
+        ),
+        Some(error) => {
+            format!("there is no description of that name; there are {have}, and a file that is none: {error}")
+        }
+    };
+    Err(UnitError::Description { what: format!("simulated SoC `{name}`"), reason })
 }
 
 /// Every description, user files first. Malformed user files come as their errors.

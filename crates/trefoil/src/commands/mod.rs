@@ -2,6 +2,7 @@
 
 pub mod bench_operators;
 pub mod bench_plan;
+pub mod emulate;
 pub mod explain;
 pub mod inspect;
 pub mod paper;
