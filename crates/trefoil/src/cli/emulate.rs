@@ -26,7 +26,7 @@ pub struct EmulateArgs {
     /// Planners to compare (repeatable; by default BIDENT's and ours)
     #[arg(long = "method", value_name = "NAME")]
     pub methods: Vec<String>,
-    /// Real units that compute (repeatable; by default the embedded backend on each core)
+    /// Real units that compute (repeatable; by default one backend that is here, on each core)
     #[arg(long = "carrier", value_name = "UNIT")]
     pub carriers: Vec<UnitAddress>,
     /// Emulated milliseconds per described one; by default as small as the carriers allow

@@ -190,7 +190,11 @@ fn carriers(args: &EmulateArgs) -> Result<Vec<UnitAddress>, CliError> {
     if !args.carriers.is_empty() {
         return Ok(args.carriers.clone());
     }
-    let on_core = |&core: &u32| UnitAddress { cores: vec![core], ..UnitAddress::new("rten", "CPU") };
+    // Whichever is here and runs most models; the embedded one always is.
+    let backends = ["ort", "openvino", "rten"];
+    let here = |backend: &&str| trefoil_units::resolve(&UnitAddress::new(*backend, "CPU")).is_ok();
+    let backend = backends.iter().copied().find(|backend| here(&backend)).unwrap_or("rten");
+    let on_core = |&core: &u32| UnitAddress { cores: vec![core], ..UnitAddress::new(backend, "CPU") };
     Ok(trefoil_units::allowed_cores().iter().map(on_core).collect())
 }
 
