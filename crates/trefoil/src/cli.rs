@@ -2,10 +2,15 @@
 
 mod emulate;
 mod planning;
+mod video;
 
 pub use emulate::EmulateArgs;
 pub use planning::{
     BenchPlanArgs, ExplainArgs, ObjectiveArg, PaperArg, PaperArgs, PipelineArgs, PlanArgs, PlanningArgs, now_ms,
+};
+pub use video::{
+    BenchVideoArgs, CalibrateArgs, CutArg, DenoiseArgs, EngineArgs, RandomModel, RatesArgs, SecondArgs, StreamArgs,
+    VideoArgs, VideoCommand, VideoInfoArgs, VideoPackArgs,
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -57,6 +62,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Pack, describe and check INT8 weights that several engines share
     Weights(WeightsArgs),
+    /// Serve a video diffusion transformer (Wan2.1, DCM) on one engine or two from one weight copy
+    Video(VideoArgs),
     /// Find the largest shared-memory region that each engine maps here
     Probe(ProbeArgs),
     /// Write a small model made by Trefoil itself (for trying things without any other file)
@@ -70,6 +77,9 @@ pub enum Command {
     /// Map one region in a process of its own (internal)
     #[command(hide = true)]
     ProbeChild,
+    /// Run a video engine in a process of its own (internal)
+    #[command(hide = true)]
+    VideoWorker,
 }
 
 /// `trefoil units`.
@@ -341,6 +351,8 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// BIDENT's Observations 1 and 2 on the units present: seven operators, and a MatMul size sweep with its crossovers
     Operators(BenchOperatorsArgs),
+    /// A video model on two engines: every configuration in turn, the cut's prediction beside what came of it
+    Video(BenchVideoArgs),
     /// Planning itself: distance to the optimum or to a lower bound over generated graphs (or given profiles), and speed
     Plan(BenchPlanArgs),
 }

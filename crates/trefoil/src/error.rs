@@ -24,6 +24,9 @@ pub enum CliError {
     /// Packed weights and regions.
     #[error(transparent)]
     Weights(#[from] trefoil_weights::WeightsError),
+    /// Video models and clips.
+    #[error(transparent)]
+    Video(#[from] trefoil_video::VideoError),
     /// Vocabulary.
     #[error(transparent)]
     Core(#[from] trefoil_core::CoreError),
@@ -53,8 +56,9 @@ impl CliError {
     pub fn exit_code(&self) -> u8 {
         use trefoil_profile::ProfileError;
         use trefoil_run::RunError;
+        use trefoil_video::VideoError;
         match self {
-            Self::Profile(ProfileError::Interrupted { .. }) => 130,
+            Self::Profile(ProfileError::Interrupted { .. }) | Self::Video(VideoError::Interrupted { .. }) => 130,
             Self::Profile(ProfileError::Strict { .. }) | Self::Run(RunError::Strict { .. }) => 4,
             Self::Differs(_) => 3,
             Self::Run(
@@ -66,6 +70,7 @@ impl CliError {
                 | RunError::Io { .. },
             )
             | Self::Profile(ProfileError::Worker { .. })
+            | Self::Video(VideoError::NonFinite { .. })
             | Self::Failed(_)
             | Self::File { action: "print", .. } => 1,
             _ => 2,

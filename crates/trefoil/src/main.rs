@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Command::Worker => trefoil_profile::worker_main(),
         Command::WorkerRun => return trefoil_run::run_worker_main(),
         Command::ProbeChild => return commands::weights::probe_child(),
+        Command::VideoWorker => return trefoil_video::process::worker_main(),
         _ => {}
     }
     match run(cli.command) {
@@ -63,11 +64,15 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Emulate(args) => commands::emulate::run(&args),
         Command::Bench(args) => match args.bench {
             BenchCommand::Operators(args) => commands::bench_operators::run(&args),
+            BenchCommand::Video(args) => commands::video::bench(&args),
             BenchCommand::Plan(args) => commands::bench_plan::run(&args),
         },
         Command::MakeModel(args) => Ok(trefoil_onnx::builder::sample_model().save(&args.output)?),
         Command::Weights(args) => commands::weights::run(&args.command),
+        Command::Video(args) => commands::video::run(&args.command),
         Command::Probe(args) => commands::weights::probe(&args),
-        Command::Worker | Command::WorkerRun | Command::ProbeChild => unreachable!("handled in main"),
+        Command::Worker | Command::WorkerRun | Command::ProbeChild | Command::VideoWorker => {
+            unreachable!("handled in main")
+        }
     }
 }

@@ -194,7 +194,8 @@ impl Artefact {
     }
 
     /// Writes a copy with further tensors and metadata: how calibration adds activation scales to a packed model. Extra
-    /// tensors go to the section of their class, behind what is there; region contents are copied byte for byte.
+    /// tensors go to the section of their class, behind what is there, and replace a tensor of the same name (so a model can
+    /// be calibrated again); everything else is copied byte for byte.
     pub fn extended(
         &self,
         output: &Path,
@@ -210,7 +211,8 @@ impl Artefact {
                 Some(block) => SectionName::Region { block, label: section.label.clone() },
                 None => SectionName::Class(self.class_of(section)?),
             })?;
-            for tensor in self.index.tensors.iter().filter(|tensor| tensor.section == number) {
+            let replaced = |tensor: &TensorRecord| extra.iter().any(|(spec, _)| spec.name == tensor.spec.name);
+            for tensor in self.index.tensors.iter().filter(|tensor| tensor.section == number && !replaced(tensor)) {
                 writer.tensor(tensor.spec.clone(), self.view(tensor).bytes)?;
             }
             for (done, (spec, bytes)) in done.iter_mut().zip(extra) {

@@ -14,5 +14,6 @@ pub mod run;
 pub mod simulated;
 pub mod survey;
 pub mod units;
+pub mod video;
 pub mod weights;
 pub mod workload;

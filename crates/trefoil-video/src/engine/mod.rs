@@ -1,0 +1,41 @@
+//! Engines: units whose tasks are runs of blocks (DESIGN 7).
+//!
+//! An engine computes blocks and nothing else; patch embedding, head and sampler update run on the CPU in place
+//! ([`crate::dit::Host`]). What an engine needs besides weights is in the [`Clip`], what it changes is the hidden state, so an
+//! implementation on a device or in another process maps both and needs nothing else from here.
+
+mod cpu;
+mod shaped;
+mod spec;
+
+pub use cpu::CpuEngine;
+pub use shaped::{Shape, ShapedEngine};
+pub use spec::{EngineKind, EngineSpec, allowed_cores, parse_engines};
+
+use crate::denoise::Clip;
+use crate::schedule::Piece;
+use crate::{NumericPath, VideoError};
+
+/// What runs blocks.
+pub trait Engine: Send {
+    /// Its address, like `cpu@0`.
+    fn name(&self) -> &str;
+
+    /// Numeric path.
+    fn path(&self) -> NumericPath;
+
+    /// CPU cores that it keeps busy or waits on; no two engines that run at once share one.
+    fn cores(&self) -> &[usize];
+
+    /// Runs the blocks of `piece` in order, in place on `hidden` (tokens × d, f32).
+    ///
+    /// Between calls the state is complete: any engine may go on from it. The result must not depend on how blocks are grouped into
+    /// calls.
+    ///
+    /// # Errors
+    /// What the engine cannot compute; `hidden` is then unspecified.
+    fn run_blocks(&mut self, clip: &Clip, piece: &Piece, hidden: &mut [f32]) -> Result<(), VideoError>;
+
+    /// Bytes that it holds beside weights and state (scratch, packed operands).
+    fn scratch_bytes(&self) -> usize;
+}

@@ -1,0 +1,420 @@
+//! The owner's side: starts workers, passes descriptors, gives orders, and starts a worker again that was killed.
+
+use super::channel::{receive, send};
+use super::slot::{Slot, SlotLayout, StateMark};
+use super::{Order, PROTOCOL, Reply, Setup, unexpected};
+use crate::calibrate::Calibration;
+use crate::denoise::{DenoiseReport, Handoff, LaneReport, latent_shape, text_rows};
+use crate::engine::EngineSpec;
+use crate::model::Model;
+use crate::sampler::Solver;
+use crate::schedule::{Place, Trajectory};
+use crate::tensors::Tensor;
+use crate::{NumericPath, VideoError};
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use trefoil_weights::region::{RegionKind, load_regions};
+use trefoil_weights::share::offer;
+use trefoil_weights::{Artefact, Region};
+
+/// How long a new worker may take to map what it is given.
+const SHARING: Duration = Duration::from_mins(1);
+/// A worker that dies this often in one run is not started again.
+const MOST_RESTARTS: u32 = 25;
+
+/// How a worker is started: this program with a hidden argument, whose handler calls [`super::worker_main`].
+#[derive(Debug, Clone)]
+pub struct WorkerCommand {
+    /// Program.
+    pub program: PathBuf,
+    /// Arguments that lead to [`super::worker_main`].
+    pub arguments: Vec<OsString>,
+}
+
+impl WorkerCommand {
+    /// The running program with other arguments.
+    ///
+    /// # Errors
+    /// A system that does not tell which program runs.
+    pub fn this_program(arguments: &[&str]) -> Result<WorkerCommand, VideoError> {
+        let program = std::env::current_exe().map_err(VideoError::io("find", std::path::Path::new("this program")))?;
+        Ok(WorkerCommand { program, arguments: arguments.iter().map(OsString::from).collect() })
+    }
+}
+
+/// What all workers of a clip share: the model's regions and the clip's slot, as this process owns them.
+#[derive(Debug)]
+pub struct WorkerSetup {
+    model: Arc<Model>,
+    regions: Vec<([u8; 32], Vec<Region>)>,
+    checkpoint: Option<PathBuf>,
+    calibration: Option<Arc<Calibration>>,
+    slot: Slot,
+    trajectory: Trajectory,
+}
+
+impl WorkerSetup {
+    /// Prepares a clip for workers: maps the regions of the model's artefacts and makes the slot.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the model, memory that the system refuses.
+    pub fn new(
+        model: &Arc<Model>,
+        checkpoint: Option<PathBuf>,
+        calibration: Option<Arc<Calibration>>,
+        noise: &Tensor,
+        text: &Tensor,
+        negative: Option<&Tensor>,
+    ) -> Result<WorkerSetup, VideoError> {
+        let (config, sampler) = (model.config(), model.sampler());
+        let shape = latent_shape(noise, config.channels)?;
+        let branches = sampler.branches();
+        let negative = negative.filter(|_| branches > 1);
+        let rows = |text: Option<&Tensor>| -> Result<usize, VideoError> {
+            let Some(text) = text else { return Ok(0) };
+            Ok(text_rows(text, config.text_dim)?.len() / config.text_dim)
+        };
+        let layout = SlotLayout {
+            shape,
+            hidden: noise.values.len() / config.patch() * config.width(),
+            text_rows: [rows(Some(text))?, rows(negative)?],
+            text_dim: config.text_dim,
+            steps: sampler.steps(),
+            has_history: sampler.solver == Solver::UniPc,
+        };
+        let regions = model
+            .artefacts()
+            .map(|artefact: &Artefact| Ok((artefact.fingerprint(), load_regions(artefact, RegionKind::File, None)?)))
+            .collect::<Result<_, VideoError>>()?;
+        Ok(WorkerSetup {
+            regions,
+            checkpoint,
+            calibration,
+            slot: Slot::create(layout, noise, [Some(text), negative])?,
+            trajectory: Trajectory { steps: sampler.steps(), branches, layers: config.layers },
+            model: Arc::clone(model),
+        })
+    }
+
+    /// Block executions of the clip.
+    pub fn trajectory(&self) -> Trajectory {
+        self.trajectory
+    }
+
+    /// `[C, F, H, W]` of the latent.
+    pub fn shape(&self) -> [usize; 4] {
+        self.slot.layout().shape
+    }
+
+    /// The first state: the noise as the running latent.
+    fn start(&self) -> Result<StateMark, VideoError> {
+        let noise = self.slot.noise()?;
+        let latent = crate::dit::patches::patchify(&noise.values, self.shape());
+        let layout = self.slot.layout();
+        let guided = if layout.text_rows[1] > 0 { latent.len() } else { 0 };
+        let state = crate::denoise::ClipState {
+            hidden: vec![0.0; layout.hidden],
+            velocity: Vec::new(),
+            guided: vec![0.0; guided],
+            history: crate::sampler::History::default(),
+            next: 0,
+            latent,
+        };
+        self.slot.put(0, &state)
+    }
+
+    /// What crosses between two workers: nothing is copied, both map it.
+    fn handoff(&self, mark: StateMark) -> Handoff {
+        let Place { step, block, .. } = self.trajectory.place(mark.next);
+        let layout = self.slot.layout();
+        let latent = layout.shape.iter().product::<usize>() * size_of::<f32>();
+        let guided = if layout.text_rows[1] > 0 { latent } else { 0 };
+        let history = match (layout.has_history, mark.done) {
+            (true, 1) => 2 * latent,
+            (true, 2..) => 3 * latent,
+            _ => 0,
+        };
+        Handoff {
+            at: mark.next,
+            step,
+            block,
+            hidden_bytes: if block == 0 { 0 } else { layout.hidden * size_of::<f32>() },
+            latent_bytes: latent,
+            extra_bytes: guided + history,
+        }
+    }
+}
+
+/// What an owner sees while workers run.
+#[derive(Debug)]
+pub enum WorkerEvent<'a> {
+    /// A block is done.
+    Blocks {
+        /// Engine.
+        engine: &'a str,
+        /// Its process.
+        pid: u32,
+        /// Executions of the clip done.
+        done: usize,
+        /// Milliseconds of the block.
+        ms: f64,
+    },
+    /// A step is done and its latent is in the slot.
+    Step {
+        /// Which.
+        step: usize,
+    },
+    /// A worker died and is about to be started again.
+    Died {
+        /// Engine.
+        engine: &'a str,
+        /// What was noticed.
+        reason: String,
+    },
+}
+
+/// A worker process.
+#[derive(Debug)]
+pub struct Worker {
+    command: WorkerCommand,
+    engine: String,
+    path: NumericPath,
+    setup: Arc<WorkerSetup>,
+    child: Child,
+    socket: UnixStream,
+    restarts: u32,
+}
+
+/// Why a run did not end.
+enum Failure {
+    /// The process is gone; another one can try.
+    Died(String),
+    /// It said no; another one would too.
+    Refused(VideoError),
+}
+
+impl Worker {
+    /// Starts a worker and waits until it is ready.
+    ///
+    /// # Errors
+    /// A process that does not start, or what it refuses.
+    pub fn start(
+        command: &WorkerCommand,
+        spec: &EngineSpec,
+        path: NumericPath,
+        setup: &Arc<WorkerSetup>,
+    ) -> Result<Worker, VideoError> {
+        let engine = spec.to_string();
+        let (child, socket) = start(command, &engine, path, setup).map_err(|failure| failure.into_error(&engine))?;
+        Ok(Worker { command: command.clone(), engine, path, setup: Arc::clone(setup), child, socket, restarts: 0 })
+    }
+
+    /// Its engine.
+    pub fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    /// Its process, as long as it lives.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How often it was started again.
+    pub fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    /// Runs executions from `mark` to `until` on state `state` of the slot, which stays as it is; the result is the other state.
+    fn run(
+        &mut self,
+        state: usize,
+        mark: StateMark,
+        until: usize,
+        watch: &mut dyn FnMut(&WorkerEvent<'_>) -> Result<(), VideoError>,
+    ) -> Result<StateMark, VideoError> {
+        for _ in 0..=MOST_RESTARTS {
+            let reason = match self.attempt(state, mark, until, watch) {
+                Ok(mark) => return Ok(mark),
+                Err(Failure::Refused(error)) => return Err(error),
+                Err(Failure::Died(reason)) => reason,
+            };
+            watch(&WorkerEvent::Died { engine: &self.engine, reason })?;
+            self.end();
+            self.restarts += 1;
+            match start(&self.command, &self.engine, self.path, &self.setup) {
+                Ok((child, socket)) => (self.child, self.socket) = (child, socket),
+                // It may be killed again while it starts.
+                Err(Failure::Died(_)) => {}
+                Err(Failure::Refused(error)) => return Err(error),
+            }
+        }
+        Err(VideoError::Engine {
+            engine: self.engine.clone(),
+            reason: format!(
+                "its process died {MOST_RESTARTS} times in a row; look at the system's log for who kills it"
+            ),
+        })
+    }
+
+    fn attempt(
+        &mut self,
+        state: usize,
+        mark: StateMark,
+        until: usize,
+        watch: &mut dyn FnMut(&WorkerEvent<'_>) -> Result<(), VideoError>,
+    ) -> Result<StateMark, Failure> {
+        let pid = self.child.id();
+        send(&self.socket, &Order::Run { state, mark, until }).map_err(died)?;
+        loop {
+            let event = match receive(&self.socket).map_err(died)? {
+                Reply::Blocks { done, ms } => WorkerEvent::Blocks { engine: &self.engine, pid, done, ms },
+                Reply::Step { step } => WorkerEvent::Step { step },
+                Reply::Done { mark } => return Ok(mark),
+                Reply::Failed { message } => return Err(failed(&self.engine, message)),
+                Reply::Ready => return Err(Failure::Refused(unexpected(&self.engine, "that it is ready"))),
+            };
+            watch(&event).map_err(Failure::Refused)?;
+        }
+    }
+
+    fn end(&mut self) {
+        // It may be gone already; then there is only its exit status to collect.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Failure {
+    fn into_error(self, engine: &str) -> VideoError {
+        match self {
+            Failure::Refused(error) => error,
+            Failure::Died(reason) => VideoError::Engine {
+                engine: engine.to_string(),
+                reason: format!("its process ended before it was ready ({reason})"),
+            },
+        }
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "used as a function for map_err")]
+fn died(error: std::io::Error) -> Failure {
+    Failure::Died(error.to_string())
+}
+
+fn failed(engine: &str, message: String) -> Failure {
+    Failure::Refused(VideoError::Engine { engine: engine.to_string(), reason: message })
+}
+
+/// Starts a process and sets it up.
+fn start(
+    command: &WorkerCommand,
+    engine: &str,
+    path: NumericPath,
+    setup: &WorkerSetup,
+) -> Result<(Child, UnixStream), Failure> {
+    let (ours, theirs) = UnixStream::pair().map_err(died)?;
+    let mut child = Command::new(&command.program)
+        .args(&command.arguments)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .spawn()
+        .map_err(|source| {
+            Failure::Refused(VideoError::Io { action: "start", path: command.program.clone(), source })
+        })?;
+    let ready = introduce(&ours, engine, path, setup);
+    if ready.is_err() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    ready.map(|()| (child, ours))
+}
+
+/// Setup message, descriptors, and the worker's answer.
+fn introduce(socket: &UnixStream, engine: &str, path: NumericPath, setup: &WorkerSetup) -> Result<(), Failure> {
+    let message = Setup {
+        protocol: PROTOCOL,
+        engine: engine.to_string(),
+        path,
+        artefacts: setup.model.artefacts().map(|artefact| artefact.path().to_path_buf()).collect(),
+        checkpoint: setup.checkpoint.clone(),
+        sampler: setup.model.sampler().clone(),
+        calibration: setup.calibration.as_ref().map(|calibration| calibration.to_bits()),
+        slot: *setup.slot.layout(),
+    };
+    send(socket, &Order::Setup(Box::new(message))).map_err(died)?;
+    let sharing = |error: trefoil_weights::WeightsError| match error {
+        trefoil_weights::WeightsError::PeerClosed { .. } | trefoil_weights::WeightsError::Socket { .. } => {
+            Failure::Died(error.to_string())
+        }
+        other => Failure::Refused(other.into()),
+    };
+    for (fingerprint, regions) in &setup.regions {
+        offer(socket, *fingerprint, regions, SHARING).map_err(sharing)?;
+    }
+    offer(socket, [0; 32], std::slice::from_ref(setup.slot.region()), SHARING).map_err(sharing)?;
+    match receive(socket).map_err(died)? {
+        Reply::Ready => Ok(()),
+        Reply::Failed { message } => Err(failed(engine, message)),
+        _ => Err(Failure::Refused(unexpected(engine, "an order that it never got"))),
+    }
+}
+
+/// As [`crate::denoise()`], with engines in processes of their own. Returns the latent after every step, `[C, F, H, W]`.
+///
+/// # Errors
+/// A cut outside 0..=B, what a worker refuses, a worker that dies again and again, the error of `watch`.
+pub fn denoise_in_workers(
+    workers: &mut [Worker],
+    setup: &WorkerSetup,
+    cut: usize,
+    watch: &mut dyn FnMut(&WorkerEvent<'_>) -> Result<(), VideoError>,
+) -> Result<(DenoiseReport, Vec<Vec<f32>>), VideoError> {
+    let blocks = setup.trajectory.blocks();
+    if cut > blocks {
+        return Err(VideoError::Cut { cut, blocks });
+    }
+    let ends: &[usize] = match workers.len() {
+        1 => &[blocks],
+        2 => &[cut, blocks],
+        other => {
+            let reason = format!("{other} workers; a trajectory with one cut takes one or two");
+            return Err(VideoError::Engine { engine: "denoise".to_string(), reason });
+        }
+    };
+    let mut report = DenoiseReport { blocks, cut: ends[0], lanes: Vec::new(), handoffs: Vec::new() };
+    let (mut state, mut mark) = (0, setup.start()?);
+    for (worker, &end) in workers.iter_mut().zip(ends) {
+        let first = mark.next;
+        if first >= end {
+            continue;
+        }
+        if !report.lanes.is_empty() {
+            report.handoffs.push(setup.handoff(mark));
+        }
+        let start = Instant::now();
+        mark = worker.run(state, mark, end, watch)?;
+        state = 1 - state;
+        if mark.next != end {
+            return Err(unexpected(&worker.engine, "with a state from elsewhere"));
+        }
+        report.lanes.push(LaneReport {
+            engine: worker.engine.clone(),
+            path: worker.path,
+            blocks: end - first,
+            ms: start.elapsed().as_secs_f64() * 1e3,
+        });
+    }
+    let latents = (0..setup.trajectory.steps).map(|step| setup.slot.result(step)).collect::<Result<_, _>>()?;
+    Ok((report, latents))
+}

@@ -1,0 +1,140 @@
+//! A worker's life: set up once, then run what it is told until the owner goes.
+
+use super::channel::{receive, send};
+use super::slot::Slot;
+use super::{Order, PROTOCOL, Reply, Setup};
+use crate::calibrate::Calibration;
+use crate::denoise::{Clip, Event, Lane};
+use crate::engine::EngineSpec;
+use crate::model::Model;
+use crate::pack::open_reference;
+use crate::{NumericPath, VideoError};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use trefoil_weights::share::{Expectation, receive as receive_regions};
+
+/// How long the owner may take to pass its descriptors.
+const SHARING: Duration = Duration::from_mins(1);
+
+/// Body of a worker process; its standard input is the socket to the owner.
+pub fn worker_main() -> ExitCode {
+    let socket = match io::stdin().as_fd().try_clone_to_owned() {
+        Ok(descriptor) => UnixStream::from(descriptor),
+        Err(error) => {
+            eprintln!("error: a video worker is started by trefoil itself ({error})");
+            return ExitCode::FAILURE;
+        }
+    };
+    match serve(&socket) {
+        // The owner closed its end: the work is done.
+        Ok(()) | Err(Ended::OwnerGone) => ExitCode::SUCCESS,
+        Err(Ended::Failed(error)) => {
+            let told = send(&socket, &Reply::Failed { message: error.to_string() });
+            if told.is_err() {
+                eprintln!("error: {error}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Why a worker ends.
+enum Ended {
+    OwnerGone,
+    Failed(VideoError),
+}
+
+impl From<io::Error> for Ended {
+    fn from(_: io::Error) -> Ended {
+        // Nobody is left to be told what went wrong with the socket.
+        Ended::OwnerGone
+    }
+}
+
+impl From<VideoError> for Ended {
+    fn from(error: VideoError) -> Ended {
+        Ended::Failed(error)
+    }
+}
+
+fn serve(socket: &UnixStream) -> Result<(), Ended> {
+    let Order::Setup(setup) = receive(socket)? else {
+        return Err(refuse("the owner gave an order before it set the worker up").into());
+    };
+    if setup.protocol != PROTOCOL {
+        return Err(refuse("the owner is another version of trefoil").into());
+    }
+    let (mut lane, slot) = set_up(socket, &setup)?;
+    let model = Arc::clone(lane.model());
+    let (noise, text, negative) = (slot.noise()?, slot.text(0)?, slot.text(1)?);
+    let text = text.ok_or_else(|| refuse("the clip has no text"))?;
+    let clip = Clip::new(lane.host_mut(), &model, &noise, &text, negative.as_ref())?;
+    send(socket, &Reply::Ready)?;
+    loop {
+        let Order::Run { state, mark, until } = receive(socket)? else {
+            return Err(refuse("the owner set the worker up twice").into());
+        };
+        let mut running = slot.get(state, mark)?;
+        let mut gone = false;
+        let ran = lane.run(&clip, &mut running, until, &mut |event| {
+            let reply = match event {
+                Event::Blocks { done, elapsed, .. } => Reply::Blocks { done: *done, ms: elapsed.as_secs_f64() * 1e3 },
+                Event::Step { step, latent, .. } => {
+                    slot.put_result(*step, &clip.unpatchify(latent))?;
+                    Reply::Step { step: *step }
+                }
+            };
+            send(socket, &reply).map_err(|_| {
+                gone = true;
+                refuse("the owner is gone")
+            })
+        });
+        match ran {
+            Err(_) if gone => return Err(Ended::OwnerGone),
+            other => other?,
+        }
+        // The state that was read stays as it was until the owner knows of the other one.
+        let mark = slot.put(1 - state, &running)?;
+        send(socket, &Reply::Done { mark })?;
+    }
+}
+
+/// Opens the model over the owner's regions, and the clip's slot.
+fn set_up(socket: &UnixStream, setup: &Setup) -> Result<(Lane, Slot), VideoError> {
+    let mut packed: Option<Model> = None;
+    let mut references: Option<Model> = None;
+    for artefact in &setup.artefacts {
+        let mut model = Model::open(artefact)?;
+        let fingerprint = model.artefact().map(trefoil_weights::Artefact::fingerprint);
+        let expectation = Expectation { fingerprint, ..Expectation::default() };
+        model.use_regions(receive_regions(socket, &expectation, SHARING)?.regions);
+        if setup.path == NumericPath::F32 {
+            let reference = open_reference(&model, setup.checkpoint.as_deref())?;
+            references = Some(join(references, reference, setup)?);
+        }
+        packed = Some(join(packed, model, setup)?);
+    }
+    let slot = receive_regions(socket, &Expectation::default(), SHARING)?.regions;
+    let [slot] = <[_; 1]>::try_from(slot).map_err(|_| refuse("the owner passed more than one slot"))?;
+    let slot = Slot::over(slot, setup.slot)?;
+    let model = references.or(packed).ok_or_else(|| refuse("the owner named no artefact"))?;
+    let model = Arc::new(model.with_sampler(setup.sampler.clone())?);
+    let calibration = setup.calibration.as_ref().map(|bits| Arc::new(Calibration::from_bits(bits)));
+    let spec: EngineSpec = setup.engine.parse()?;
+    Ok((Lane::open(&spec, &model, setup.path, calibration.as_ref())?, slot))
+}
+
+fn join(first: Option<Model>, model: Model, setup: &Setup) -> Result<Model, VideoError> {
+    match first {
+        None => Ok(model),
+        Some(first) => first.joined(model, setup.sampler.clone()),
+    }
+}
+
+fn refuse(reason: &str) -> VideoError {
+    VideoError::Engine { engine: "worker".to_string(), reason: reason.to_string() }
+}

@@ -1,0 +1,138 @@
+//! Streams: every clip is made once, with the bits it would have alone, in one stage or two.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+use support::{Random, SmallModel, bits, kernels, kernels_on};
+use trefoil_video::rates::{RateOptions, measure};
+use trefoil_video::stream::{Observed, StreamItem, StreamReport, run_data_parallel, run_stream};
+use trefoil_video::{Clip, Lane, Model, NumericPath, VideoError, denoise};
+
+fn items(small: &SmallModel, count: usize) -> Vec<StreamItem> {
+    let mut random = Random::new(20);
+    (0..count)
+        .map(|number| StreamItem {
+            number,
+            noise: random.tensor("noise", &[4, 1, 4, 6], 1.0),
+            text: random.tensor("text", &[10, small.config.text_dim], 1.0),
+            negative: None,
+        })
+        .collect()
+}
+
+fn lane(model: &Arc<Model>, core: usize) -> Lane {
+    Lane::cpu(format!("cpu@{core}"), kernels_on(core), model, NumericPath::W8a16, None).unwrap()
+}
+
+/// Each clip on its own.
+fn alone(model: &Arc<Model>, items: &[StreamItem]) -> Vec<Vec<u32>> {
+    let mut lanes = [Lane::cpu("cpu".to_string(), kernels(), model, NumericPath::W8a16, None).unwrap()];
+    items
+        .iter()
+        .map(|item| {
+            let clip = Clip::new(lanes[0].host_mut(), model, &item.noise, &item.text, None).unwrap();
+            let mut state = clip.start(&item.noise).unwrap();
+            denoise(&mut lanes, &clip, &mut state, 0, &mut |_| Ok(())).unwrap();
+            bits(state.latent())
+        })
+        .collect()
+}
+
+#[test]
+fn clips_of_a_stream_are_those_made_alone() {
+    let small = SmallModel::new();
+    let model = Arc::new(Model::open(&small.packed()).unwrap());
+    let items = items(&small, 5);
+    let want = alone(&model, &items);
+    let check = |report: &StreamReport, results: &Mutex<Vec<(usize, Vec<u32>)>>, lanes: usize| {
+        let mut results = std::mem::take(&mut *results.lock().unwrap());
+        results.sort();
+        assert_eq!(results.len(), 5);
+        for (number, latent) in results {
+            assert!(latent == want[number], "clip {number} on {lanes} lanes");
+        }
+        assert!(report.period_ms.unwrap() > 0.0 && report.fill_ms.unwrap() > 0.0 && report.blocks == 12);
+        assert_eq!(report.idle.as_ref().unwrap().len(), lanes);
+        assert!(report.clips.iter().all(|clip| clip.latency_ms() > 0.0));
+        assert_eq!(report.attainment(f64::MAX), Some(1.0));
+    };
+    let results = Mutex::new(Vec::new());
+    for count in [1, 2] {
+        let mut lanes: Vec<Lane> = (0..count).map(|core| lane(&model, core)).collect();
+        // A cut that moves from clip to clip: inside a step, at its end, nothing or everything before it.
+        let cuts = Mutex::new([5, 6, 0, 12, 7].into_iter());
+        let mut seen = Vec::new();
+        let mut cut = |observed: &Observed, blocks: usize| {
+            assert_eq!(blocks, 12);
+            seen.push(observed.first_ms.is_some());
+            cuts.lock().unwrap().next().unwrap()
+        };
+        let mut finish = |number: usize, _: &Clip, state: &trefoil_video::ClipState| {
+            results.lock().unwrap().push((number, bits(state.latent())));
+            Ok(())
+        };
+        let report = run_stream(&mut lanes, items.iter().cloned(), &mut cut, &mut finish, &|_, _| Ok(())).unwrap();
+        check(&report, &results, count);
+        if count == 2 {
+            let cuts: Vec<usize> = report.clips.iter().map(|clip| clip.cut).collect();
+            assert_eq!((cuts, report.handoffs), (vec![5, 6, 0, 12, 7], 3));
+            assert!(!seen[0] && seen[1..].iter().all(|seen| *seen), "rates are observed from the first clip on");
+        }
+    }
+    let mut lanes = [lane(&model, 0), lane(&model, 1)];
+    let finish = |number: usize, _: &Clip, state: &trefoil_video::ClipState| {
+        results.lock().unwrap().push((number, bits(state.latent())));
+        Ok(())
+    };
+    let report = run_data_parallel(&mut lanes, items.iter().cloned(), &finish, &|_, _| Ok(())).unwrap();
+    check(&report, &results, 2);
+}
+
+#[test]
+fn a_stream_that_stops_keeps_what_is_finished() {
+    let small = SmallModel::new();
+    let model = Arc::new(Model::open(&small.packed()).unwrap());
+    for stage in ["first", "last"] {
+        let mut finished = Vec::new();
+        let mut finish = |number: usize, _: &Clip, _: &trefoil_video::ClipState| {
+            if stage == "last" && number == 2 {
+                return Err(VideoError::Interrupted { done: 0, blocks: 0 });
+            }
+            finished.push(number);
+            Ok(())
+        };
+        let watch = |number: usize, event: &trefoil_video::Event<'_>| match event {
+            trefoil_video::Event::Blocks { done: 3, .. } if stage == "first" && number == 3 => {
+                Err(VideoError::Interrupted { done: 3, blocks: 12 })
+            }
+            _ => Ok(()),
+        };
+        let mut lanes = [lane(&model, 0), lane(&model, 1)];
+        let stopped = run_stream(&mut lanes, items(&small, 6).into_iter(), &mut |_, _| 6, &mut finish, &watch);
+        assert!(matches!(stopped, Err(VideoError::Interrupted { .. })));
+        assert_eq!(finished, if stage == "first" { vec![0, 1, 2] } else { vec![0, 1] });
+    }
+}
+
+#[test]
+fn rates_are_measured_alone_and_together_and_errors_end_them() {
+    let small = SmallModel::new();
+    let model = Arc::new(Model::open(&small.packed()).unwrap());
+    let item = items(&small, 1).remove(0);
+    let mut lanes = [lane(&model, 0), lane(&model, 1)];
+    let clip = Clip::new(lanes[0].host_mut(), &model, &item.noise, &item.text, None).unwrap();
+    let options = RateOptions { samples: 5, warm_up: 1 };
+    let rates = measure(&mut lanes, &clip, &item.noise, options, &|| Ok(())).unwrap();
+    assert_eq!(rates.len(), 2);
+    for rate in &rates {
+        assert_eq!((rate.solo_ms.count, rate.path), (5, NumericPath::W8a16));
+        assert!(rate.solo_ms.median > 0.0 && rate.corun_ms.as_ref().is_some_and(|corun| corun.count >= 1));
+        assert!(rate.slowdown().unwrap() > 0.0 && rate.pipeline_ms() > 0.0);
+    }
+    let calls = std::sync::atomic::AtomicUsize::new(0);
+    let stop = || match calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+        20.. => Err(VideoError::Interrupted { done: 0, blocks: 12 }),
+        _ => Ok(()),
+    };
+    assert!(measure(&mut lanes, &clip, &item.noise, RateOptions { samples: 50, warm_up: 0 }, &stop).is_err());
+}

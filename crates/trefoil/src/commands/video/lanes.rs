@@ -1,0 +1,181 @@
+//! Engines from the command line: models in the form that each path needs, activation scales, cuts from rates.
+
+use super::keep_going;
+use crate::cli::{CutArg, EngineArgs, SecondArgs};
+use crate::error::CliError;
+use std::path::Path;
+use std::sync::Arc;
+use trefoil_kernels::Kernels;
+use trefoil_plan::stream::{VideoRates, one_cut};
+use trefoil_video::engine::parse_engines;
+use trefoil_video::rates::{EngineRate, RateOptions, measure};
+use trefoil_video::sampler::experts_by_threshold;
+use trefoil_video::{
+    Calibration, CalibrationClip, Clip, EngineSpec, Lane, Model, NumericPath, Tensor, VideoError, open_reference,
+};
+use trefoil_weights::Artefact;
+
+/// Opens an artefact and compares every checksum, so that damage is a message and not a wrong video.
+fn open_verified(path: &Path) -> Result<Model, CliError> {
+    let artefact = Artefact::open(path)?;
+    artefact.verify()?;
+    Ok(Model::from_artefact(artefact)?)
+}
+
+/// The model of a command: one artefact, or two joined; every checksum compared.
+pub fn open_model(artefact: &Path, second: &SecondArgs) -> Result<Model, CliError> {
+    let other = second.second.as_deref().map(open_verified).transpose()?;
+    join(open_verified(artefact)?, other, second)
+}
+
+/// The unquantised weights of the same.
+fn open_unquantised(artefact: &Path, second: &SecondArgs, checkpoint: Option<&Path>) -> Result<Model, CliError> {
+    let reference = |path: &Path| -> Result<Model, CliError> { Ok(open_reference(&Model::open(path)?, checkpoint)?) };
+    join(reference(artefact)?, second.second.as_deref().map(reference).transpose()?, second)
+}
+
+fn join(first: Model, second: Option<Model>, args: &SecondArgs) -> Result<Model, CliError> {
+    let (Some(second), Some(switch)) = (second, args.switch_timestep) else { return Ok(first) };
+    let mut sampler = first.sampler().clone();
+    let low_noise = first.record().experts.len();
+    for (expert, is_low) in sampler.experts.iter_mut().zip(experts_by_threshold(&sampler.timesteps, switch)) {
+        if is_low == 1 {
+            *expert = low_noise;
+        }
+    }
+    Ok(first.joined(second, sampler)?)
+}
+
+/// Engines ready to run, and what a reader of the result should know.
+pub struct OpenLanes {
+    /// One or two.
+    pub lanes: Vec<Lane>,
+    /// Their specifications.
+    pub specs: Vec<EngineSpec>,
+    /// Their paths.
+    pub paths: Vec<NumericPath>,
+    /// Kept for further lanes.
+    pub models: Models,
+    /// What was done without being asked.
+    pub notes: Vec<String>,
+}
+
+/// The weights in every form that the paths need.
+pub struct Models {
+    packed: Arc<Model>,
+    reference: Option<Arc<Model>>,
+    calibration: Option<Arc<Calibration>>,
+}
+
+impl Models {
+    /// The artefact's model.
+    pub fn packed(&self) -> &Arc<Model> {
+        &self.packed
+    }
+
+    /// Activation scales, where a path needs them.
+    pub fn calibration(&self) -> Option<&Arc<Calibration>> {
+        self.calibration.as_ref()
+    }
+
+    /// An engine on a path.
+    pub fn lane(&self, spec: &EngineSpec, path: NumericPath) -> Result<Lane, VideoError> {
+        let model = match (path, &self.reference) {
+            (NumericPath::F32, Some(reference)) => reference,
+            _ => &self.packed,
+        };
+        Lane::open(spec, model, path, self.calibration.as_ref())
+    }
+}
+
+/// Opens the engines of `args`. Where `w8a8` is asked for and the artefact has no activation scales, they are found on the clip
+/// itself and said so.
+pub fn open(
+    artefact: &Path,
+    args: &EngineArgs,
+    (noise, text, negative): (&Tensor, &Tensor, Option<&Tensor>),
+) -> Result<OpenLanes, CliError> {
+    let specs = parse_engines(&args.engines)?;
+    let paths = match args.path.as_slice() {
+        [one] => vec![*one; specs.len()],
+        each if each.len() == specs.len() => each.to_vec(),
+        each => {
+            return Err(CliError::Usage(format!(
+                "{} paths for {} engines; give one for all or one each",
+                each.len(),
+                specs.len()
+            )));
+        }
+    };
+    let packed = Arc::new(open_model(artefact, &args.second)?);
+    let mut notes = Vec::new();
+    let reference = if paths.contains(&NumericPath::F32) {
+        Some(Arc::new(open_unquantised(artefact, &args.second, args.checkpoint.as_deref())?))
+    } else {
+        None
+    };
+    let calibration = if paths.contains(&NumericPath::W8a8) {
+        Some(Arc::new(stored_or_observed(&packed, &specs[0], (noise, text, negative), &mut notes)?))
+    } else {
+        None
+    };
+    let models = Models { packed, reference, calibration };
+    let lanes = specs.iter().zip(&paths).map(|(spec, &path)| models.lane(spec, path)).collect::<Result<Vec<_>, _>>()?;
+    Ok(OpenLanes { lanes, specs, paths, models, notes })
+}
+
+/// The artefact's activation scales, or those of this clip, which is then said.
+fn stored_or_observed(
+    packed: &Arc<Model>,
+    spec: &EngineSpec,
+    (noise, text, negative): (&Tensor, &Tensor, Option<&Tensor>),
+    notes: &mut Vec<String>,
+) -> Result<Calibration, CliError> {
+    if let Some(calibration) = Calibration::of(packed)? {
+        calibration.check(packed)?;
+        return Ok(calibration);
+    }
+    notes.push(
+        "no activation scales are stored; w8a8 runs with scales found on this very clip (`trefoil video calibrate` stores some)"
+            .to_owned(),
+    );
+    let kernels = Arc::new(Kernels::best(&spec.resolved_cores()).map_err(VideoError::from)?);
+    let clip = CalibrationClip { noise, text, negative };
+    Ok(Calibration::observe(packed, &kernels, &[clip], &mut keep_going)?)
+}
+
+/// The cut asked for, or the one that measured rates give. `decoder_ms` is the last stage on the second engine.
+pub fn choose_cut(
+    cut: CutArg,
+    lanes: &mut [Lane],
+    clip: &Clip,
+    noise: &Tensor,
+    decoder_ms: f64,
+) -> Result<(usize, Option<Vec<EngineRate>>), CliError> {
+    let blocks = clip.trajectory().blocks();
+    match (cut, lanes.len()) {
+        (CutArg::At(_), 1) => Err(CliError::Usage("--cut needs two engines, like --engines cpu@0,cpu@1".to_owned())),
+        (CutArg::Auto, 1) => Ok((blocks, None)),
+        (CutArg::At(cut), _) if cut > blocks => Err(VideoError::Cut { cut, blocks }.into()),
+        (CutArg::At(cut), _) => Ok((cut, None)),
+        (CutArg::Auto, _) => {
+            let options = RateOptions { samples: 3, warm_up: 1 };
+            let rates = measure(lanes, clip, noise, options, &|| keep_going(0, blocks))?;
+            let cut = planned_cut(&rates, blocks, decoder_ms, EngineRate::pipeline_ms)?;
+            Ok((cut.cut as usize, Some(rates)))
+        }
+    }
+}
+
+/// HeteroVDiff 4.3 with one of the rates that were measured.
+pub fn planned_cut(
+    rates: &[EngineRate],
+    blocks: usize,
+    decoder_ms: f64,
+    of: fn(&EngineRate) -> f64,
+) -> Result<trefoil_plan::stream::Cut, CliError> {
+    let [first, second] = rates else {
+        return Err(CliError::Usage("a cut needs two engines".to_owned()));
+    };
+    Ok(one_cut(VideoRates { first: of(first), second: of(second), decoder: decoder_ms }, blocks as u32)?)
+}

@@ -1,0 +1,115 @@
+//! `trefoil video rates`.
+
+use super::{blocks, keep_going, lanes, samples_json};
+use crate::cli::RatesArgs;
+use crate::context::{print, print_json};
+use crate::error::CliError;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use trefoil_core::Origin;
+use trefoil_report::format;
+use trefoil_video::rates::{EngineRate, RateOptions, measure, random_inputs, shape_for_tokens};
+use trefoil_video::{Clip, Model};
+
+/// Runs the command.
+pub fn run(args: &RatesArgs) -> Result<(), CliError> {
+    if args.tokens == 0 || args.text_rows == 0 || args.samples == 0 {
+        return Err(CliError::Usage("--tokens, --text-rows and --samples must be above 0".to_owned()));
+    }
+    if !args.decoder_ms.is_finite() || args.decoder_ms < 0.0 {
+        return Err(CliError::Usage(format!("--decoder-ms {} is no time", args.decoder_ms)));
+    }
+    let model = Model::open(&args.artefact)?;
+    let shape = shape_for_tokens(model.config(), args.tokens);
+    let (noise, text) = random_inputs(model.config(), shape, args.text_rows);
+    let negative = (model.sampler().branches() > 1).then(|| text.clone());
+    drop(model);
+    let mut open = lanes::open(&args.artefact, &args.engines, (&noise, &text, negative.as_ref()))?;
+    let model = open.lanes[0].model().clone();
+    let clip = Clip::new(open.lanes[0].host_mut(), &model, &noise, &text, negative.as_ref())?;
+    let options = RateOptions { samples: args.samples, warm_up: 2 };
+    let rates = measure(&mut open.lanes, &clip, &noise, options, &|| keep_going(0, blocks(&model)))?;
+    let count = blocks(&model);
+    let cuts = match rates.len() {
+        2 => Some([
+            ("solo", lanes::planned_cut(&rates, count, args.decoder_ms, |rate| rate.solo_ms.median)?),
+            ("corun", lanes::planned_cut(&rates, count, args.decoder_ms, EngineRate::pipeline_ms)?),
+        ]),
+        _ => None,
+    };
+    let is_shaped = open.specs.iter().any(|spec| spec.shape.is_some());
+    let flops = 2 * model.config().block_macs(args.tokens, args.text_rows);
+    if args.json {
+        let engines: Vec<Value> = rates.iter().map(|rate| engine_json(rate, flops)).collect();
+        let cuts: Option<serde_json::Map<String, Value>> =
+            cuts.map(|cuts| cuts.iter().map(|(name, cut)| ((*name).to_owned(), json!(cut))).collect());
+        return print_json(&json!({
+            "tokens": args.tokens,
+            "text_rows": args.text_rows,
+            "latent": shape,
+            "flop_per_block": flops,
+            "blocks": count,
+            "engines": engines,
+            "decoder_ms": { "value": args.decoder_ms, "origin": Origin::Declared },
+            "cuts": cuts,
+            "cuts_origin": Origin::Predicted,
+            "conditions": conditions(),
+            "notes": open.notes,
+            "origin": if is_shaped { Origin::Emulated } else { Origin::Measured },
+        }));
+    }
+    let mut text = format!(
+        "one block of {} tokens and {} text rows, {:.1} GFLOP without adapters ({}, random values)\n",
+        args.tokens,
+        args.text_rows,
+        flops as f64 / 1e9,
+        if is_shaped { "emulated" } else { "measured" }
+    );
+    for rate in &rates {
+        let _ = write!(
+            text,
+            "{} on {}: alone {} ({} to {}, {} samples)",
+            rate.engine,
+            rate.path,
+            format::time(rate.solo_ms.median),
+            format::time(rate.solo_ms.p10),
+            format::time(rate.solo_ms.p90),
+            rate.solo_ms.count
+        );
+        if let (Some(corun), Some(slowdown)) = (&rate.corun_ms, rate.slowdown()) {
+            let _ = write!(text, ", while both run {} ({})", format::time(corun.median), format::ratio(slowdown));
+        }
+        text.push('\n');
+    }
+    for (name, cut) in cuts.iter().flatten() {
+        let _ = writeln!(
+            text,
+            "cut from {name} rates: {} of {count}, period {} (predicted)",
+            cut.cut,
+            format::time(cut.period)
+        );
+    }
+    for note in &open.notes {
+        eprintln!("note: {note}");
+    }
+    print(&text)
+}
+
+fn engine_json(rate: &EngineRate, flops: u64) -> Value {
+    json!({
+        "engine": rate.engine,
+        "path": rate.path,
+        "solo_ms": samples_json(&rate.solo_ms),
+        "corun_ms": rate.corun_ms.as_ref().map(samples_json),
+        "slowdown": rate.slowdown(),
+        "gflops": flops as f64 / rate.solo_ms.median / 1e6,
+        "noisy": rate.solo_ms.spread() > trefoil_core::measurement::NOISY_SPREAD,
+    })
+}
+
+/// What the rates were measured under, as far as the system tells.
+pub fn conditions() -> Value {
+    let load = std::fs::read_to_string("/proc/loadavg").ok();
+    let load: Option<f64> = load.as_deref().and_then(|text| text.split_whitespace().next()?.parse().ok());
+    json!({ "machine": trefoil_units::machine(), "load_1min": load })
+}
