@@ -5,6 +5,8 @@
 //! * [`verify()`] compares a run with a reference at every segment boundary and names the first operator that differs.
 //! * [`compare()`] times a plan and single units in fresh processes, interleaved; [`guard()`] decides from that which of
 //!   them is used.
+//! * [`Session`] does the whole job in a few lines, for programs that use Trefoil as a library.
+//! * [`together`] runs several models on one machine, in rounds or at fixed rates, and compares arrangements.
 
 mod arena;
 mod compare;
@@ -15,9 +17,11 @@ mod guard;
 mod inputs;
 mod lane;
 mod schedule;
+mod session;
 mod setup;
 mod source;
 pub mod stats;
+pub mod together;
 mod verify;
 mod worker;
 
@@ -34,6 +38,7 @@ pub use executor::{Executor, ExecutorOptions, FindUnit, MemoryReport, TaskTiming
 pub use guard::{GUARD_CONFIDENCE, Reason, Verdict, guard};
 pub use inputs::match_inputs;
 pub use schedule::{LaneSchedule, ModelPort, Schedule, ScheduledTask, Source, Value};
+pub use session::{Session, SessionError, SessionOptions, serve_if_worker};
 pub use source::{ExtractedSegments, OperatorSource, PreparedModelSource, PreparedSource, SegmentSource};
 pub use verify::{BoundaryCheck, Difference, Reference, Verification, Verify, verify};
 pub use worker::{RunJob, RunRequest, RunResult, RunSampling, WORKER_VERSION, run_worker_main, sample, serve};

@@ -29,7 +29,8 @@ impl Costs {
             let subject = Subject::WholeModel { model: model.graph.fingerprint.clone() };
             for unit in &request.units {
                 let constant = model.graph.is_empty().then(nothing);
-                table.push(constant.or_else(|| measured(model.profile, &index, &subject, unit)));
+                let cost = constant.or_else(|| measured(model.profile, &index, &subject, unit));
+                table.push(cost.map(|cost| strained(request, unit, cost)));
             }
         }
         let factors = &request.slowdown;
@@ -66,6 +67,14 @@ pub(crate) fn runs_nowhere(request: &TogetherRequest<'_>, model: usize) -> PlanE
     PlanError::Workload {
         model: request.models[model].graph.model.clone(),
         reason: format!("it was measured whole on no unit that fits ({}); profile it there", names.join(", ")),
+    }
+}
+
+/// A cost on a unit that somebody else is using.
+fn strained(request: &TogetherRequest<'_>, unit: &Unit, cost: CostRef) -> CostRef {
+    match request.strained.get(&unit.address) {
+        Some(factor) => CostRef { ms: cost.ms * factor, origin: Origin::Predicted, ..cost },
+        None => cost,
     }
 }
 
@@ -155,7 +164,7 @@ impl Parts {
                 measurements: cost.ids,
             });
             if exact || !known[side].contains_key(&at) {
-                known[side].insert(at, cost);
+                known[side].insert(at, cost.map(|cost| strained(request, unit, cost)));
             }
         }
         Some(Self { share, whole, known })

@@ -43,27 +43,28 @@ fn best_of(request: &TogetherRequest<'_>, costs: &Costs, slots: &[Slot], model: 
     })?;
     let tails = Parts::new(request, costs, model, wide)?;
     let crossing = crossing_bytes(graph);
-    let mut found: Option<(f64, u64, bool, usize, usize)> = None;
+    // Every cut: its round, whether both parts are measured, the bytes that cross, the head's unit, the head's operators.
+    let mut cuts: Vec<(f64, bool, u64, usize, usize)> = Vec::new();
     for (at, slot) in slots.iter().enumerate() {
         let Some((narrow, _)) = costs.in_slot(model, slot) else { continue };
         let Some(heads) = Parts::new(request, costs, model, narrow) else { continue };
-        let others =
-            loads.iter().enumerate().filter(|&(other, _)| other != at).map(|(_, load)| *load).fold(0.0, f64::max);
-        for count in 1..graph.len() {
+        let others = loads.iter().enumerate().filter(|&(other, _)| other != at);
+        let others = others.map(|(_, load)| *load).fold(0.0, f64::max);
+        // Work that has no company is not slowed down.
+        let slowed = if others > 0.0 { costs.beside } else { 1.0 };
+        for (count, &bytes) in crossing.iter().enumerate().take(graph.len()).skip(1) {
             let (Some(head), Some(tail)) = (heads.head(count), tails.tail(count)) else { continue };
-            let total = others.max(loads[at] + head.ms) * costs.beside + tail.ms;
+            let total = others.max(loads[at] + head.ms) * slowed + tail.ms;
             let measured = head.origin == Origin::Measured && tail.origin == Origin::Measured;
-            let better = found.is_none_or(|(least, bytes, known, ..)| {
-                // What is measured is not given up for an estimate that is hardly better.
-                let alike = (total - least).abs() <= ALIKE * least;
-                if alike { (!measured, crossing[count]) < (!known, bytes) } else { total < least }
-            });
-            if better {
-                found = Some((total, crossing[count], measured, narrow, count));
-            }
+            cuts.push((total, measured, bytes, narrow, count));
         }
     }
-    let (total, _, _, narrow, count) = found?;
+    let least = cuts.iter().map(|cut| cut.0).fold(f64::INFINITY, f64::min);
+    // What is measured is not given up for an estimate that is hardly better.
+    let (total, _, _, narrow, count) = cuts
+        .into_iter()
+        .filter(|cut| cut.0 <= least * (1.0 + ALIKE))
+        .min_by(|one, other| (!one.1, one.2).cmp(&(!other.1, other.2)).then(one.0.total_cmp(&other.0)))?;
     let mut executions = Vec::new();
     let mut push = |job: Job, unit: usize| executions.push(request.whole(costs, job.model, job.item, unit));
     // Each slot in its own order; the head comes last in its slot.

@@ -53,12 +53,14 @@ pub struct TogetherRequest<'a> {
     pub units: Vec<Unit>,
     /// Measured slowdown of the first unit's work while the second works; 1 where nothing was measured.
     pub slowdown: BTreeMap<(UnitAddress, UnitAddress), f64>,
+    /// Units that work slower now than when they were measured, by factor: somebody else is using them.
+    pub strained: BTreeMap<UnitAddress, f64>,
 }
 
 impl<'a> TogetherRequest<'a> {
     /// One inference of each model, no slowdown.
     pub fn new(models: Vec<SharedModel<'a>>, units: Vec<Unit>) -> Self {
-        Self { models, items: 1, units, slowdown: BTreeMap::new() }
+        Self { models, items: 1, units, slowdown: BTreeMap::new(), strained: BTreeMap::new() }
     }
 
     fn check(&self) -> Result<Costs, PlanError> {

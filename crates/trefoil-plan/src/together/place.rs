@@ -55,7 +55,7 @@ impl Placement {
 }
 
 /// Most assignments to try one by one.
-const EXHAUSTIVE: usize = 20_000;
+const EXHAUSTIVE: usize = 4096;
 /// Most ways to choose how many inferences of each model run after the others.
 const MOST_SPLITS: u64 = 4096;
 

@@ -42,8 +42,7 @@ const ARRIVALS: (usize, usize) = (200, 5000);
 const PLACEMENTS: usize = 4096;
 
 /// A placement of whole models for serving: every model on one unit. The one with fewest missed deadlines, then with the shortest
-/// mean response, over `duration_ms` of simulated arrivals. Beyond [`PLACEMENTS`] placements they are improved one model at a
-/// time.
+/// mean response, over `duration_ms` of simulated arrivals. Beyond 4096 placements they are improved one model at a time.
 ///
 /// # Errors
 /// [`PlanError::Workload`] when there is not one stream per model, a period is not above 0, or a model runs on no unit.

@@ -121,6 +121,18 @@ fn a_model_that_runs_nowhere_is_named() {
 }
 
 #[test]
+fn a_strained_core_is_left() {
+    let models = [profile(4.0, 3.0)];
+    let mut request = request(&models);
+    let unit_of = |request: &TogetherRequest<'_>| placed(request).unwrap().segments[0].unit.to_string();
+    assert_eq!(unit_of(&request), "a:CPU@0");
+    request.strained.insert("a:CPU@0".parse().unwrap(), 1.2);
+    request.strained.insert("a:CPU".parse().unwrap(), 1.2);
+    assert_eq!(unit_of(&request), "a:CPU@1");
+    assert!((serial(&request).unwrap().claimed - 3.0).abs() < 1e-9);
+}
+
+#[test]
 fn slowdown_is_paid_beside_others_only() {
     let models = [profile(3.0, 3.0), profile(3.0, 3.0)];
     let mut request = request(&models);
