@@ -6,6 +6,7 @@ mod context;
 mod error;
 mod outcome;
 mod pipeline;
+mod several;
 
 use clap::Parser;
 use cli::{BenchCommand, Cli, Command};
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Worker => trefoil_profile::worker_main(),
         Command::WorkerRun => return trefoil_run::run_worker_main(),
+        Command::WorkerTogether => return trefoil_run::together::run_together_worker_main(),
         Command::ProbeChild => return commands::weights::probe_child(),
         _ => {}
     }
@@ -46,10 +48,13 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => match args.bench {
             BenchCommand::Operators(args) => commands::bench_operators::run(&args),
             BenchCommand::Plan(args) => commands::bench_plan::run(&args),
+            BenchCommand::Pairs(args) => commands::bench_pairs::run(&args),
         },
         Command::MakeModel(args) => Ok(trefoil_onnx::builder::sample_model().save(&args.output)?),
         Command::Weights(args) => commands::weights::run(&args.command),
         Command::Probe(args) => commands::weights::probe(&args),
-        Command::Worker | Command::WorkerRun | Command::ProbeChild => unreachable!("handled in main"),
+        Command::Worker | Command::WorkerRun | Command::WorkerTogether | Command::ProbeChild => {
+            unreachable!("handled in main")
+        }
     }
 }
