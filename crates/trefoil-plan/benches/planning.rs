@@ -1,14 +1,14 @@
 //! Planning speed on one core. DESIGN 3: sequential 4,595 × 3 ≤ 50 µs and 24,917 × 3 ≤ 1 ms; joint 500 × 500 × 3 ≤ 20 ms
 //! and 4,595 × 500 × 3 ≤ 200 ms.
 
-use trefoil_core::OperatorClass;
-use trefoil_core::OperatorGraph;
+use trefoil_core::{OperatorClass, OperatorGraph, Profile, Resource, Unit, UnitKind};
 use trefoil_plan::dag::solve;
 use trefoil_plan::stream::{StreamProblem, StreamUnit, VideoRates, plan_stream};
 use trefoil_plan::testing::{Numbers, ProfileBuilder, graph};
+use trefoil_plan::together::{RateStream, placed, served, tail_cuts};
 use trefoil_plan::{
-    AlignedCosts, Budget, PairCosts, PairOperators, PairRules, PlanOptions, PlanRequest, Problem, aligned_dp, joint_dp,
-    joint_units_dp, model_bound, plan, sequential_dp,
+    AlignedCosts, Budget, PairCosts, PairOperators, PairRules, PlanOptions, PlanRequest, Problem, SharedModel,
+    TogetherRequest, aligned_dp, joint_dp, joint_units_dp, model_bound, plan, sequential_dp,
 };
 
 fn main() {
@@ -169,4 +169,63 @@ fn evaluate(bencher: divan::Bencher<'_, '_>, operators: u32) {
 fn bound(bencher: divan::Bencher<'_, '_>, operators: u32) {
     let problem = scheduled(operators);
     bencher.bench_local(|| model_bound(&problem).value);
+}
+
+/// Models of 600 operators, each with its times on all of four cores and on one.
+fn several(models: usize) -> (Vec<(OperatorGraph, Profile)>, Vec<Unit>) {
+    let mut all = Vec::new();
+    let mut units = Vec::new();
+    for number in 0..models {
+        let (graph, _) = model(600);
+        let scale = 1.0 + number as f64;
+        let mut builder = ProfileBuilder::new(&graph);
+        for address in ["a:CPU", "a:CPU@0", "a:CPU@1", "a:CPU@2", "a:CPU@3"] {
+            builder = builder.unit(address, UnitKind::Cpu);
+        }
+        for unit in 0..5 {
+            let ms = if unit == 0 { scale } else { 2.2 * scale };
+            builder = builder.operators(unit, &[Some(ms / 600.0); 600]).whole(unit, ms);
+        }
+        for unit in &mut builder.profile.units {
+            let cores = if unit.address.cores.is_empty() { vec![0, 1, 2, 3] } else { unit.address.cores.clone() };
+            unit.resources = cores.into_iter().map(Resource::Core).collect();
+        }
+        units.clone_from(&builder.profile.units);
+        all.push((graph, builder.profile));
+    }
+    (all, units)
+}
+
+fn together_request<'a>(models: &'a [(OperatorGraph, Profile)], units: &[Unit]) -> TogetherRequest<'a> {
+    let models = models.iter().map(|(graph, profile)| SharedModel { profile, graph }).collect();
+    TogetherRequest::new(models, units.to_vec())
+}
+
+/// What `--adapt` does between two rounds.
+#[divan::bench(args = [2, 4, 8], sample_count = 10)]
+fn placed_together(bencher: divan::Bencher<'_, '_>, models: usize) {
+    let (models, units) = several(models);
+    let request = together_request(&models, &units);
+    bencher.bench_local(|| placed(&request).map(|plan| plan.claimed));
+}
+
+#[divan::bench(args = [2, 4], sample_count = 10)]
+fn cut_together(bencher: divan::Bencher<'_, '_>, models: usize) {
+    let (models, units) = several(models);
+    let request = together_request(&models, &units);
+    bencher.bench_local(|| tail_cuts(&request, 1).map(|plans| plans.len()));
+}
+
+#[divan::bench(args = [2, 4], sample_count = 10)]
+fn served_together(bencher: divan::Bencher<'_, '_>, models: usize) {
+    let (models, units) = several(models);
+    let request = together_request(&models, &units);
+    let stream = |number: usize| RateStream {
+        period_ms: 10.0 + number as f64,
+        offset_ms: 0.0,
+        deadline_ms: Some(20.0),
+        priority: 0,
+    };
+    let streams: Vec<RateStream> = (0..models.len()).map(stream).collect();
+    bencher.bench_local(|| served(&request, &streams, 1000.0).map(|(plan, _)| plan.claimed));
 }

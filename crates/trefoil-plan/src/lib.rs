@@ -5,6 +5,7 @@
 //!   back to the best single unit when mixing gains too little.
 //! * [`plan_several`] plans several models at once ([`SEVERAL_METHODS`]): [`concurrent()`]; BIDENT's `aligned` and `joint`
 //!   ([`plan_pair`]), literally, and `joint-units` beside them; [`pair_cap()`] bounds what any overlap could give.
+//! * [`together`] puts whole models side by side from whole-model measurements, and gives the arrangements to beat.
 //! * [`pareto_plans`] gives the front of latency, energy and memory.
 //! * [`stream`] plans pipelines of items over blocks: HeteroVDiff's one cut, literally, and its generalisation.
 //! * [`dag::solve`] schedules any [`Problem`]; [`model_bound`] says how good a schedule can be at best.
@@ -57,6 +58,7 @@ pub mod stream;
 #[doc(hidden)]
 pub mod testing;
 mod throughput;
+pub mod together;
 mod view;
 mod what_if;
 mod whole;
@@ -81,6 +83,7 @@ pub use request::{Budget, Clock, Pin, PlanOptions, PlanRequest};
 pub use sequential::sequential_dp;
 pub use several::{SEVERAL_METHODS, plan_several};
 pub use simulate::{Simulation, SimulationModel, simulate};
+pub use together::{SharedModel, TogetherRequest};
 pub use what_if::{Replay, WhatIf, what_if};
 pub use whole::{Baseline, baselines, import};
 

@@ -16,6 +16,7 @@ pub mod totals;
 
 pub use chrome::{TraceCheckError, TraceMeta, check_chrome_trace, chrome_trace};
 pub use collect::{HeatCell, HeatRow, HeatTable, OperatorRow, UnitTotal, operator_rows, unit_totals};
+pub use html::pairs::{PairRow, PairsInput, geometric_mean, pairs_csv, pairs_html};
 pub use html::{ModelReport, ReportInput, html};
 pub use planned::{PlanSummary, SegmentRow, TaskDetail, TransferRow, segment_rows, task_details, transfer_rows};
 pub use rows::{ContenderKind, ContenderRow, MemoryRow, ModelRow, Ratio, UnitRow, Verdict, VerdictKind};

@@ -259,10 +259,29 @@ impl Executor {
     /// [`RunError::Segment`], after which the executor stays usable; [`RunError::Panicked`], after which it is poisoned
     /// and returns [`RunError::Poisoned`].
     pub fn run_bound(&mut self) -> Result<(), RunError> {
+        self.launch()?;
+        self.join()
+    }
+
+    /// Starts what [`Executor::run_bound`] does and returns at once. Until [`Executor::join`] has returned, the lanes read the
+    /// inputs and write the outputs: nobody else may touch them.
+    ///
+    /// # Errors
+    /// [`RunError::Poisoned`].
+    pub(crate) fn launch(&mut self) -> Result<(), RunError> {
         if let Some(first) = &self.poisoned {
             return Err(RunError::Poisoned { first: first.clone() });
         }
-        self.shared.run().map_err(|failure| {
+        self.shared.launch();
+        Ok(())
+    }
+
+    /// Waits for what [`Executor::launch`] started.
+    ///
+    /// # Errors
+    /// As [`Executor::run_bound`].
+    pub(crate) fn join(&mut self) -> Result<(), RunError> {
+        self.shared.join().map_err(|failure| {
             if failure.panicked {
                 self.poisoned = Some(failure.error.to_string());
             }

@@ -148,11 +148,8 @@ impl Shared {
         }
     }
 
-    /// Runs every lane once. Called by one thread at a time, while all lanes are idle.
-    pub fn run(&self) -> Result<(), Failure> {
-        if self.lanes.is_empty() {
-            return Ok(());
-        }
+    /// Starts every lane once. Called by one thread at a time, while all lanes are idle.
+    pub fn launch(&self) {
         for lane in &self.lanes {
             lane.finished.store(0, Ordering::Relaxed);
         }
@@ -162,6 +159,10 @@ impl Shared {
         self.epoch.fetch_add(1, Ordering::Release);
         fence(Ordering::SeqCst);
         self.lanes.iter().for_each(|lane| lane.sleeper.wake());
+    }
+
+    /// Waits until all lanes that were started are idle again.
+    pub fn join(&self) -> Result<(), Failure> {
         self.caller.linger_until(self.linger, || self.remaining.load(Ordering::Acquire) == 0);
         // Only an aborted run has locked and filled the failure.
         if self.abort.load(Ordering::Relaxed) { lock(&self.failure).take().map_or(Ok(()), Err) } else { Ok(()) }

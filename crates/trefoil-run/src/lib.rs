@@ -6,6 +6,8 @@
 //! * [`Emulated`] runs a plan for a machine that is not here, on real units slowed to its rates.
 //! * [`compare()`] times a plan and single units in fresh processes, interleaved; [`guard()`] decides from that which of
 //!   them is used; [`time_lineup`] times in the same way what a prediction rests on.
+//! * [`Session`] does the whole job in a few lines, for programs that use Trefoil as a library.
+//! * [`together`] runs several models on one machine, in rounds or at fixed rates, and compares arrangements.
 
 mod arena;
 mod compare;
@@ -18,9 +20,11 @@ mod inputs;
 mod lane;
 mod lineup;
 mod schedule;
+mod session;
 mod setup;
 mod source;
 pub mod stats;
+pub mod together;
 mod verify;
 mod worker;
 
@@ -39,6 +43,7 @@ pub use guard::{GUARD_CONFIDENCE, Reason, Verdict, guard};
 pub use inputs::match_inputs;
 pub use lineup::time_lineup;
 pub use schedule::{LaneSchedule, ModelPort, Schedule, ScheduledTask, Source, Value};
+pub use session::{Session, SessionError, SessionOptions, serve_if_worker};
 pub use source::{ExtractedSegments, OperatorSource, PreparedModelSource, PreparedSource, SegmentSource};
 pub use verify::{BoundaryCheck, Difference, Reference, Verification, Verify, verify};
 pub use worker::{RunJob, RunRequest, RunResult, RunSampling, WORKER_VERSION, run_worker_main, sample, serve};

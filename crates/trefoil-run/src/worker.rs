@@ -37,6 +37,16 @@ pub struct RunSampling {
     pub cap_ms: f64,
 }
 
+impl RunSampling {
+    /// A first look.
+    pub const QUICK: Self = Self { warmup: 5, runs: 40, span_ms: 150.0, cap_ms: 600.0 };
+
+    /// What decides: at least `runs` samples within `cap_ms` (a second if that is less).
+    pub fn thorough(runs: u32, cap_ms: f64) -> Self {
+        Self { warmup: 20, runs, span_ms: 300.0, cap_ms: cap_ms.max(1000.0) }
+    }
+}
+
 impl Default for RunSampling {
     fn default() -> Self {
         Self { warmup: 5, runs: 30, span_ms: 0.0, cap_ms: 3000.0 }

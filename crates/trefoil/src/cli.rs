@@ -2,6 +2,7 @@
 
 mod emulate;
 mod planning;
+mod together;
 mod video;
 
 pub use emulate::EmulateArgs;
@@ -12,6 +13,8 @@ pub use video::{
     BenchVideoArgs, CalibrateArgs, CutArg, DenoiseArgs, EngineArgs, RandomModel, RatesArgs, SecondArgs, StreamArgs,
     VideoArgs, VideoCommand, VideoInfoArgs, VideoPackArgs,
 };
+
+pub use together::{BenchPairsArgs, TogetherArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -74,6 +77,9 @@ pub enum Command {
     /// Run a plan in a process of its own (internal)
     #[command(hide = true)]
     WorkerRun,
+    /// Run several models in a process of its own (internal)
+    #[command(hide = true)]
+    WorkerTogether,
     /// Map one region in a process of its own (internal)
     #[command(hide = true)]
     ProbeChild,
@@ -259,6 +265,13 @@ pub struct RunArgs {
     /// The model
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Further models: all run together, and the arrangement is compared with running them one after another, all at once and
+    /// one per core. A CPU unit without cores then stands for its backend on any core and on all of them
+    #[arg(value_name = "MORE.onnx")]
+    pub more: Vec<PathBuf>,
+    /// Several models: how they are run
+    #[command(flatten)]
+    pub together: TogetherArgs,
     /// Unit to use (repeatable)
     #[arg(short, long = "unit", value_name = "UNIT", required_unless_present_any = ["plan", "profile"])]
     pub units: Vec<UnitAddress>,
@@ -355,6 +368,9 @@ pub enum BenchCommand {
     Video(BenchVideoArgs),
     /// Planning itself: distance to the optimum or to a lower bound over generated graphs (or given profiles), and speed
     Plan(BenchPlanArgs),
+    /// Every pair of models together: predicted and measured speed-up over the best of running them one after another, both at
+    /// once and one per core, beside the cap of the pair
+    Pairs(BenchPairsArgs),
 }
 
 /// `trefoil bench operators`.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use trefoil_core::{HostTensor, Unit, UnitAddress};
 use trefoil_onnx::npz;
 use trefoil_profile::{Launcher, PrepareOptions, ProfileOptions, Progress};
+use trefoil_run::RunSampling;
 
 /// Raised by Ctrl-C. A second Ctrl-C ends the program at once.
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -51,6 +52,11 @@ pub fn prepare_options(args: &ModelArgs) -> Result<PrepareOptions, CliError> {
     }
     options.inputs = read_inputs(&args.input, &args.model)?;
     Ok(options)
+}
+
+/// How often plans are run in each fresh process.
+pub fn run_sampling(measure: &MeasureArgs) -> RunSampling {
+    if measure.quick { RunSampling::QUICK } else { RunSampling::thorough(measure.runs, measure.cap_ms) }
 }
 
 /// The tensors of `--input`; `None` for `random`. Names in a `.npz` may carry the prefix `in_` (reference files do), and

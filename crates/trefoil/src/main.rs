@@ -6,6 +6,7 @@ mod context;
 mod error;
 mod outcome;
 mod pipeline;
+mod several;
 
 use clap::Parser;
 use cli::{BenchCommand, Cli, Command};
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Worker => trefoil_profile::worker_main(),
         Command::WorkerRun => return trefoil_run::run_worker_main(),
+        Command::WorkerTogether => return trefoil_run::together::run_together_worker_main(),
         Command::ProbeChild => return commands::weights::probe_child(),
         Command::VideoWorker => return trefoil_video::process::worker_main(),
         _ => {}
@@ -66,12 +68,13 @@ fn run(command: Command) -> Result<(), CliError> {
             BenchCommand::Operators(args) => commands::bench_operators::run(&args),
             BenchCommand::Video(args) => commands::video::bench(&args),
             BenchCommand::Plan(args) => commands::bench_plan::run(&args),
+            BenchCommand::Pairs(args) => commands::bench_pairs::run(&args),
         },
         Command::MakeModel(args) => Ok(trefoil_onnx::builder::sample_model().save(&args.output)?),
         Command::Weights(args) => commands::weights::run(&args.command),
         Command::Video(args) => commands::video::run(&args.command),
         Command::Probe(args) => commands::weights::probe(&args),
-        Command::Worker | Command::WorkerRun | Command::ProbeChild | Command::VideoWorker => {
+        Command::Worker | Command::WorkerRun | Command::WorkerTogether | Command::ProbeChild | Command::VideoWorker => {
             unreachable!("handled in main")
         }
     }

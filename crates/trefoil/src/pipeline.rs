@@ -15,7 +15,7 @@ use trefoil_plan::PlanRequest;
 use trefoil_profile::{Lineup, LineupTimes, PreparedModel, ProfileError};
 use trefoil_run::{
     CompareOptions, Comparison, Contender, Executor, ExecutorOptions, ExtractedSegments, MemoryReport, PreparedSource,
-    RunSampling, Verdict, Verification, Verify, WorkerCommand,
+    Verdict, Verification, Verify, WorkerCommand,
 };
 
 /// Name of the refined plan among the contenders.
@@ -159,15 +159,9 @@ fn time_lineup(
 
 /// How fresh processes are started and how often each runs its plan: one rule for predictions and comparisons.
 fn compare_options(settings: &Settings) -> Result<CompareOptions, CliError> {
-    let sampling = if settings.measure.quick {
-        RunSampling { warmup: 5, runs: 40, span_ms: 150.0, cap_ms: 600.0 }
-    } else {
-        let cap_ms = settings.measure.cap_ms.max(1000.0);
-        RunSampling { warmup: 20, runs: settings.measure.runs, span_ms: 300.0, cap_ms }
-    };
     Ok(CompareOptions {
         rounds: settings.show.rounds.max(1),
-        sampling,
+        sampling: context::run_sampling(&settings.measure),
         cache: Some(compiled_cache(settings)),
         spin: ExecutorOptions::default().spin,
         timeout: Duration::from_mins(10),

@@ -20,6 +20,7 @@ const COMMANDS: &[&[&str]] = &[
     &["bench", "operators"],
     &["bench", "video"],
     &["bench", "plan"],
+    &["bench", "pairs"],
     &["weights", "pack"],
     &["weights", "info"],
     &["weights", "verify"],

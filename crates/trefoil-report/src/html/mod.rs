@@ -5,6 +5,7 @@ pub(crate) mod escape;
 mod heat;
 mod lanes;
 mod page;
+pub(crate) mod pairs;
 
 use crate::collect::{HeatTable, UnitTotal, unit_totals};
 use crate::planned::{PlanSummary, SegmentRow, TaskDetail, TransferRow, segment_rows, task_details, transfer_rows};

@@ -1,6 +1,7 @@
 //! One module per command.
 
 pub mod bench_operators;
+pub mod bench_pairs;
 pub mod bench_plan;
 pub mod emulate;
 pub mod explain;
@@ -11,6 +12,8 @@ pub mod plan;
 pub mod plan_output;
 pub mod profile;
 pub mod run;
+pub mod run_several;
+pub mod run_several_output;
 pub mod simulated;
 pub mod survey;
 pub mod units;

@@ -19,6 +19,12 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     for path in [&args.output, &args.trace, &args.show.report] {
         context::check_writable(path.as_deref())?;
     }
+    if !args.more.is_empty() || args.together.adapt {
+        return super::run_several::run(args);
+    }
+    if !args.together.rates.is_empty() {
+        return Err(CliError::Usage("--rate is for several models; name a second one".to_owned()));
+    }
     let settings = Settings {
         name: model_name(&args.model.model),
         model: args.model.clone(),

@@ -1,0 +1,70 @@
+//! Flags of several models at once.
+
+use super::planning::BudgetArg;
+use super::{GranularityArg, MeasureArgs};
+use clap::Args;
+use std::path::PathBuf;
+use trefoil_core::UnitAddress;
+
+/// How several models run together.
+#[derive(Debug, Args, Clone)]
+pub struct TogetherArgs {
+    /// Several models: how long the arrangement of choice is run in the end, and with `--rate` each round of the comparison
+    #[arg(long, value_name = "TIME", default_value = "3s")]
+    pub duration: BudgetArg,
+    /// Several models: requests a second of each, in the order of the models, whether or not earlier ones are finished. Without
+    /// it each round begins when the last one has ended
+    #[arg(long = "rate", value_name = "HZ,HZ…", value_delimiter = ',')]
+    pub rates: Vec<f64>,
+    /// Several models with `--rate`: milliseconds from arrival in which a response is in time; one for all, or one per model
+    #[arg(long = "deadline-ms", value_name = "MS,MS…", value_delimiter = ',', requires = "rates")]
+    pub deadlines_ms: Vec<f64>,
+    /// Several models with `--rate`: whose requests go first (higher), one per model
+    #[arg(
+        long = "priority",
+        value_name = "N,N…",
+        value_delimiter = ',',
+        requires = "rates",
+        allow_hyphen_values = true
+    )]
+    pub priorities: Vec<i32>,
+    /// Several models without `--rate`: inferences of each model in a round. With more than one, cores are easier to keep busy
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub items: u32,
+    /// While the arrangement of choice runs in the end, watch the time of every segment; when a unit becomes slow or fails, plan
+    /// anew between two rounds and go on with that. Also for one model; not with `--rate`
+    #[arg(long, conflicts_with = "rates")]
+    pub adapt: bool,
+}
+
+/// `trefoil bench pairs`.
+#[derive(Debug, Args)]
+pub struct BenchPairsArgs {
+    /// Models, at least two
+    #[arg(value_name = "MODEL.onnx", required = true, num_args = 2..)]
+    pub models: Vec<PathBuf>,
+    /// Unit to use (repeatable); without cores it stands for its backend on any core and on all of them
+    #[arg(short, long = "unit", required = true, value_name = "UNIT")]
+    pub units: Vec<UnitAddress>,
+    /// How nodes are grouped into operators
+    #[arg(long, value_enum, default_value_t = GranularityArg::Fused)]
+    pub granularity: GranularityArg,
+    /// How to measure
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// Inferences of each model in a round
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub items: u32,
+    /// Rounds of fresh processes in which the arrangements of a pair are timed, interleaved
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// Folder for prepared models, measurements and compiled segments
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
+    pub cache: Option<PathBuf>,
+    /// Self-contained HTML page with the heat map; a .csv of the same name is written beside it
+    #[arg(long, value_name = "REPORT.html")]
+    pub report: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,345 @@
+//! The arrangements of a contest: what everybody does, and plans.
+
+use super::{BASELINES, Question, Ready, contest_options, entrant, graphs, request, stores};
+use crate::context::{self, ProgressLine};
+use crate::error::CliError;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+use trefoil_core::{OperatorId, Origin, Plan, SegmentId, Unit, UnitAddress, Work};
+use trefoil_plan::together::{self, RatePrediction, RateStream};
+use trefoil_plan::{Application, ConcurrentRequest, PlanRequest, TogetherRequest};
+use trefoil_run::RunError;
+use trefoil_run::together::{Entrant, SlowdownReport, slowdown};
+
+/// An arrangement, and what is predicted of it when requests arrive at fixed rates.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    /// The arrangement.
+    pub entrant: Entrant,
+    /// Prediction of serving.
+    pub served: Option<RatePrediction>,
+}
+
+/// All arrangements of a contest.
+#[derive(Debug)]
+pub struct Arranged {
+    /// Baselines first.
+    pub candidates: Vec<Candidate>,
+    /// How much the models slow each other down, one per core.
+    pub slowdown: Option<SlowdownReport>,
+    /// Remarks.
+    pub notes: Vec<String>,
+}
+
+/// Slowdown of the first unit's work by the second's.
+type Factors = BTreeMap<(UnitAddress, UnitAddress), f64>;
+
+/// A cut must promise this fraction less than the best arrangement without one before its segments are measured.
+const WORTH_MEASURING: f64 = 0.01;
+/// Most cuts to measure.
+const MOST_CUTS: usize = 8;
+
+/// Makes the arrangements.
+pub fn arrange(
+    ready: &mut [Ready],
+    which: &[usize],
+    question: &Question,
+    line: &ProgressLine,
+) -> Result<Arranged, CliError> {
+    let items = if question.arrivals.is_some() { 1 } else { question.items };
+    let mut notes = Vec::new();
+    line.step("how much the models slow each other down");
+    let (slowdown, factors) = measure_slowdown(ready, which, question, &mut notes)?;
+
+    // What everybody does.
+    let mut candidates = Vec::new();
+    {
+        let mut base = request(ready, which, &question.baseline_units, items);
+        base.slowdown = spread(&factors, &question.baseline_units);
+        // A baseline that nobody can run here is told; the others stand.
+        let plans = [
+            (together::serial(&base), true),
+            (together::own_threading(&base), false),
+            (together::one_per_unit(&base), true),
+        ];
+        for (name, (plan, ordered)) in BASELINES.into_iter().zip(plans) {
+            match plan {
+                Ok(plan) => {
+                    let served = predict(&base, &plan, ordered, question)?;
+                    candidates.push(Candidate { entrant: entrant(ready, which, name, plan, ordered, true)?, served });
+                }
+                Err(error) => notes.push(format!("`{name}` cannot be run: {error}")),
+            }
+        }
+    }
+
+    // Ours.
+    let plans = match (&question.given, &question.arrivals) {
+        (Some(given), _) => {
+            given.check(&graphs(ready, which))?;
+            vec![given.clone()]
+        }
+        (None, Some(_)) => vec![served(ready, which, question, spread(&factors, &question.units))?],
+        (None, None) => planned(ready, which, question, &factors, line, &mut notes)?,
+    };
+    let base = request(ready, which, &question.baseline_units, items);
+    for plan in plans {
+        let same = candidates.iter().find(|known| {
+            known.entrant.arrangement.ordered && same_arrangement(&known.entrant.arrangement.plan, &plan)
+        });
+        // A plan that was given is run whatever it is like.
+        if let Some(same) = same.filter(|_| question.given.is_none()) {
+            notes.push(format!("method `{}` arranges the models as `{}` does", plan.method, same.entrant.name));
+            continue;
+        }
+        notes.extend(plan.notes.iter().map(|note| format!("{}: {note}", plan.method)));
+        let taken = candidates.iter().any(|known| known.entrant.name == plan.method);
+        let name = if taken { format!("{} (plan)", plan.method) } else { plan.method.clone() };
+        let served = predict(&base, &plan, true, question)?;
+        candidates.push(Candidate { entrant: entrant(ready, which, &name, plan, true, false)?, served });
+    }
+    Ok(Arranged { candidates, slowdown, notes })
+}
+
+/// Arrivals as the planner wants them.
+fn streams(question: &Question) -> Option<Vec<RateStream>> {
+    let stream = |one: &trefoil_run::together::Arrivals| RateStream {
+        period_ms: one.period_ms,
+        offset_ms: one.offset_ms,
+        deadline_ms: one.deadline_ms,
+        priority: one.priority,
+    };
+    question.arrivals.as_ref().map(|all| all.iter().map(stream).collect())
+}
+
+fn predict(
+    request: &TogetherRequest<'_>,
+    plan: &Plan,
+    ordered: bool,
+    question: &Question,
+) -> Result<Option<RatePrediction>, CliError> {
+    match streams(question).filter(|_| ordered) {
+        Some(streams) => {
+            let duration_ms = question.duration.as_secs_f64() * 1e3;
+            Ok(Some(together::predict_served(request, plan, &streams, duration_ms)?))
+        }
+        None => Ok(None),
+    }
+}
+
+fn served(ready: &[Ready], which: &[usize], question: &Question, factors: Factors) -> Result<Plan, CliError> {
+    let mut asked = request(ready, which, &question.units, 1);
+    asked.slowdown = factors;
+    let streams = streams(question).unwrap_or_default();
+    Ok(together::served(&asked, &streams, question.duration.as_secs_f64() * 1e3)?.0)
+}
+
+/// Measures each model alone and beside all others, one per core; only where each can have a unit of its own.
+fn measure_slowdown(
+    ready: &[Ready],
+    which: &[usize],
+    question: &Question,
+    notes: &mut Vec<String>,
+) -> Result<(Option<SlowdownReport>, Factors), CliError> {
+    if which.len() < 2 {
+        return Ok((None, Factors::new()));
+    }
+    let base = request(ready, which, &question.baseline_units, 1);
+    let Ok(plan) = together::one_per_unit(&base) else { return Ok((None, Factors::new())) };
+    let unit_of: Vec<Option<&Unit>> = (0..which.len())
+        .map(|model| {
+            let segment = plan.segments.iter().find(|segment| segment.model as usize == model)?;
+            plan.units.iter().find(|unit| unit.address == segment.unit)
+        })
+        .collect();
+    let units: Vec<&Unit> = unit_of.iter().flatten().copied().collect();
+    let apart = units.iter().enumerate().all(|(at, unit)| units[..at].iter().all(|other| unit.is_disjoint(other)));
+    if units.len() < which.len() || !apart {
+        notes.push("there are more models than cores, so it was not measured how they slow each other down".to_owned());
+        return Ok((None, Factors::new()));
+    }
+    let probe = entrant(ready, which, "slowdown", plan.clone(), false, false)?;
+    let ms = if question.measure.quick { 100.0 } else { 400.0 };
+    let options = contest_options(question)?;
+    let found = match slowdown(&probe, &graphs(ready, which), &stores(ready, which), ms, &options) {
+        Ok(found) => found,
+        // What cannot be run side by side will not be: the contest tells why.
+        Err(error @ RunError::Worker { .. }) => {
+            notes.push(format!("it was not measured how the models slow each other down: {error}"));
+            return Ok((None, Factors::new()));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let mut factors = Factors::new();
+    for (at, unit) in units.iter().enumerate() {
+        let (alone, beside) = (found.alone_ms[at], found.beside_ms[at]);
+        if alone > 0.0 && beside > 0.0 {
+            for other in units.iter().filter(|other| other.address != unit.address) {
+                factors.insert((unit.address.clone(), other.address.clone()), beside / alone);
+            }
+        }
+    }
+    Ok((Some(found), factors))
+}
+
+/// What was measured between two units, for every two units that may run at once: their own factor, or the mean of all.
+fn spread(measured: &Factors, units: &[Unit]) -> Factors {
+    let mut factors = measured.clone();
+    if measured.is_empty() {
+        return factors;
+    }
+    let mean = measured.values().sum::<f64>() / measured.len() as f64;
+    for unit in units {
+        for other in units.iter().filter(|other| unit.is_disjoint(other)) {
+            factors.entry((unit.address.clone(), other.address.clone())).or_insert(mean);
+        }
+    }
+    factors
+}
+
+/// Plans of the method asked for.
+fn planned(
+    ready: &mut [Ready],
+    which: &[usize],
+    question: &Question,
+    factors: &Factors,
+    line: &ProgressLine,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Plan>, CliError> {
+    match question.method.as_str() {
+        "auto" => {}
+        "concurrent" => return Ok(vec![concurrent(ready, which, question)?]),
+        method => {
+            if question.items > 1 {
+                let message = format!("method `{method}` plans one inference of each model; leave --items out");
+                return Err(CliError::Usage(message));
+            }
+            let requests: Vec<PlanRequest<'_>> =
+                which.iter().map(|&model| plan_request(&ready[model], question)).collect();
+            return Ok(vec![trefoil_plan::plan_several(method, &requests, &question.options)?]);
+        }
+    }
+    let mut plans = Vec::new();
+    let mut asked = request(ready, which, &question.units, question.items);
+    asked.slowdown = spread(factors, &question.units);
+    let placed = together::placed(&asked)?;
+    let mut best = placed.claimed.min(together::serial(&asked)?.claimed);
+    plans.push(placed);
+    if let Some(cut) = tail_cut(ready, which, question, factors, best, line, notes)? {
+        best = best.min(cut.claimed);
+        plans.push(cut);
+    }
+    // Operators of several models on units of their own: worth a try where the units that were asked for can run at once, and
+    // where isolated costs, which overstate what is fused, promise a gain all the same.
+    let resolved = context::resolve_units(&question.asked)?;
+    let some_apart =
+        resolved.iter().enumerate().any(|(at, unit)| resolved[..at].iter().any(|one| unit.is_disjoint(one)));
+    if some_apart {
+        match concurrent(ready, which, question) {
+            Ok(plan) if plan.claimed < best * (1.0 - question.options.minimum_gain) => plans.push(plan),
+            Ok(plan) => notes.push(format!("method `concurrent` claims {:.3} ms, which is no gain", plan.claimed)),
+            Err(error) => notes.push(format!("method `concurrent` has no plan: {error}")),
+        }
+    }
+    Ok(plans)
+}
+
+fn plan_request<'a>(ready: &'a Ready, question: &Question) -> PlanRequest<'a> {
+    PlanRequest { units: question.asked.clone(), ..PlanRequest::new(&ready.profile, &ready.graph) }
+}
+
+fn concurrent(ready: &[Ready], which: &[usize], question: &Question) -> Result<Plan, CliError> {
+    let application =
+        |&model: &usize| Application::new(&ready[model].profile, &ready[model].graph).every(question.items, 0.0, 0.0);
+    let asked = ConcurrentRequest {
+        units: question.asked.clone(),
+        ..ConcurrentRequest::new(which.iter().map(application).collect())
+    };
+    Ok(trefoil_plan::concurrent(&asked, &question.options)?)
+}
+
+/// The best cut whose segments are measured; `None` where none promises more than `best`, in milliseconds.
+fn tail_cut(
+    ready: &mut [Ready],
+    which: &[usize],
+    question: &Question,
+    factors: &Factors,
+    best: f64,
+    line: &ProgressLine,
+    notes: &mut Vec<String>,
+) -> Result<Option<Plan>, CliError> {
+    let began = Instant::now();
+    let budget = question.measure.refine_budget.clamp(0.0, 1e6);
+    for round in 0..=MOST_CUTS {
+        let mut asked = request(ready, which, &question.units, question.items);
+        asked.slowdown = spread(factors, &question.units);
+        let Some(cut) = together::tail_cuts(&asked, 1)?.into_iter().next() else { return Ok(None) };
+        if cut.claimed > best * (1.0 - WORTH_MEASURING) {
+            return Ok(None);
+        }
+        let open = unmeasured(&cut, &graphs(ready, which).iter().map(|graph| graph.len()).collect::<Vec<_>>());
+        if open.is_empty() {
+            return Ok(Some(cut));
+        }
+        if question.measure.no_refine || round == MOST_CUTS || began.elapsed().as_secs_f64() > budget {
+            notes.push("tail-cut: its segments were not all measured whole".to_owned());
+            return Ok(Some(cut));
+        }
+        for (model, operators, unit) in open {
+            let Ready { prepared, profile, .. } = &mut ready[which[model]];
+            let graph = profile.model(Some(prepared.prepared.fingerprint()))?.clone();
+            let options = context::profile_options(
+                &crate::cli::ModelArgs {
+                    model: std::path::PathBuf::new(),
+                    shapes: Vec::new(),
+                    granularity: crate::cli::GranularityArg::Fused,
+                    input: "random".to_owned(),
+                    cache: Some(question.cache.clone()),
+                },
+                &question.measure,
+                question.strict,
+            )?;
+            let options = trefoil_profile::ProfileOptions { granularity: graph.granularity, ..options };
+            let place = [(operators, unit)];
+            let mut show = |progress: trefoil_profile::Progress| line.show(&progress);
+            trefoil_profile::measure_segments(
+                prepared,
+                &graph,
+                &place,
+                profile,
+                &options,
+                &mut show,
+                context::stop_flag(),
+            )?;
+        }
+    }
+    Ok(None)
+}
+
+/// Segments of a part of a model whose cost is only predicted.
+fn unmeasured(plan: &Plan, operators: &[usize]) -> Vec<(usize, BTreeSet<OperatorId>, Unit)> {
+    let segments = plan.segments.iter().filter(|segment| {
+        segment.cost.origin == Origin::Predicted && segment.operators.len() < operators[segment.model as usize]
+    });
+    segments
+        .filter_map(|segment| {
+            let unit = plan.units.iter().find(|unit| unit.address == segment.unit)?;
+            Some((segment.model as usize, segment.operators.iter().copied().collect(), unit.clone()))
+        })
+        .collect()
+}
+
+/// Whether every resource executes the same in the same order.
+fn same_arrangement(one: &Plan, other: &Plan) -> bool {
+    let whole = |plan: &Plan| -> BTreeMap<String, Vec<(u32, u32, Vec<OperatorId>, UnitAddress)>> {
+        let execution = |id: &trefoil_core::TaskId| {
+            let task = plan.tasks.get(id.0 as usize)?;
+            let Work::Segment { segment: SegmentId(segment) } = task.work else { return None };
+            let segment = plan.segments.get(segment as usize)?;
+            Some((segment.model, task.item, segment.operators.clone(), segment.unit.clone()))
+        };
+        let orders = plan.order.iter();
+        orders.map(|(resource, order)| (resource.clone(), order.iter().filter_map(execution).collect())).collect()
+    };
+    one.models.len() == other.models.len() && whole(one) == whole(other)
+}

@@ -1,0 +1,179 @@
+//! Several models in one run, end to end, on the embedded backend: nothing needs to be installed.
+
+mod common;
+
+use common::{Workspace, json, stdout};
+use serde_json::Value;
+use trefoil_core::{DataType, TensorInfo};
+use trefoil_onnx::builder::ModelBuilder;
+use trefoil_onnx::npz;
+
+/// `small.onnx` and a small model of another kind, `other.onnx`.
+fn two_models() -> Workspace {
+    let space = Workspace::with_model();
+    let info = |name: &str, shape: &[u64]| TensorInfo::new(name, DataType::F32, shape);
+    ModelBuilder::new("other", 17)
+        .input(&info("signal", &[8, 64]))
+        .random_constant("weights", &[64, 64], 0.2)
+        .node("MatMul", &["signal", "weights"], &["mixed"], &[])
+        .node("Relu", &["mixed"], &["kept"], &[])
+        .node("MatMul", &["kept", "weights"], &["again"], &[])
+        .node("Sigmoid", &["again"], &["gates"], &[])
+        .output(&info("gates", &[8, 64]))
+        .save(&space.path("other.onnx"))
+        .unwrap();
+    space
+}
+
+const QUICK: [&str; 7] = ["-u", "rten:CPU", "--quick", "--rounds", "2", "--duration", "300ms"];
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn two_models_run_in_rounds_and_are_compared_with_what_everybody_does() {
+    let space = two_models();
+    let files = ["--output", "out.npz", "--trace", "t.json", "--report", "r.html", "--json"];
+    let run = json(&space.output(["run", "small.onnx", "other.onnx"].into_iter().chain(QUICK).chain(files)));
+    assert_eq!(keys(&run["baselines"]), ["all-at-once", "one-per-core", "serial"], "{run:#}");
+    assert!(run["baselines"].as_object().unwrap().values().all(|ms| ms.as_f64().unwrap() > 0.0), "{run:#}");
+    let arrangements = run["arrangements"].as_array().unwrap();
+    let serial = arrangements.iter().find(|one| one["name"] == "serial").unwrap();
+    assert!(serial["predicted_ms"].as_f64().unwrap() > 0.0 && serial["prediction_error"].is_number());
+    assert_eq!(serial["segments"].as_array().unwrap().len(), 2, "{serial:#}");
+    // Nothing is predicted of models that fight for cores.
+    assert!(arrangements.iter().any(|one| one["name"] == "all-at-once" && one["predicted_ms"].is_null()));
+    // Two rounds decide nothing, so what is used is one of the baselines.
+    assert!(keys(&run["baselines"]).contains(&run["winner"].as_str().unwrap()), "{}", run["verdict"]);
+    assert_eq!(run["verify"]["ok"], true, "{}", run["verify"]);
+    let models = run["run"]["models"].as_array().unwrap();
+    assert_eq!(models.len(), 2);
+    for model in models {
+        assert!(model["count"].as_u64().unwrap() >= 3 && model["p50_ms"].as_f64() <= model["p99_ms"].as_f64());
+    }
+    assert!(run["run"]["rounds_per_second"].as_f64().unwrap() > 0.0);
+    assert!(run["run"]["utilisation"].as_object().is_some_and(|units| !units.is_empty()));
+    for entrant in run["contest"]["entrants"].as_array().unwrap() {
+        assert_eq!(entrant["equality"]["worst_error"].as_f64(), Some(0.0), "{entrant:#}");
+    }
+
+    let outputs = npz::read_npz(&space.path("out.npz")).unwrap();
+    let names: Vec<&str> = outputs.iter().map(|tensor| tensor.info().name.as_str()).collect();
+    assert!(names.contains(&"small/scores") && names.contains(&"other/gates"), "{names:?}");
+    let gates = outputs.iter().find(|tensor| tensor.info().name == "other/gates").unwrap();
+    assert!(gates.to_f64().iter().all(|gate| (0.0..=1.0).contains(gate)));
+    let report = std::fs::read_to_string(space.path("r.html")).unwrap();
+    assert!(report.contains("one-per-core") && !report.contains("http://"));
+    let trace: Value = serde_json::from_slice(&std::fs::read(space.path("t.json")).unwrap()).unwrap();
+    assert!(trace["traceEvents"].as_array().is_some_and(|events| events.len() > 4));
+}
+
+#[test]
+fn requests_at_fixed_rates_are_counted_from_their_arrival() {
+    let space = two_models();
+    let rates = ["--rate", "50,20", "--deadline-ms", "250", "--priority", "1,0", "--json"];
+    let run = json(&space.output(["run", "small.onnx", "other.onnx"].into_iter().chain(QUICK).chain(rates)));
+    let streams = run["run"]["streams"].as_array().unwrap();
+    let arrived: Vec<_> = streams.iter().map(|stream| stream["arrived"].as_u64().unwrap()).collect();
+    assert_eq!(arrived, [15, 6], "{run:#}");
+    for stream in streams {
+        let count = |key: &str| stream[key].as_u64().unwrap();
+        let ended = count("completed") + count("failed") + count("turned_away") + count("unfinished");
+        assert_eq!(count("arrived"), ended, "{stream:#}");
+        assert!(stream["response"]["p50_ms"].as_f64() >= stream["service"]["p50_ms"].as_f64().map(|ms| ms * 0.9));
+    }
+    assert_eq!(run["verify"]["ok"], true, "{}", run["verify"]);
+    assert!(run["arrangements"][0]["predicted_miss_rate"].is_number(), "{run:#}");
+    let text =
+        stdout(&space.output(["run", "small.onnx", "other.onnx"].into_iter().chain(QUICK).chain(["--rate", "50,20"])));
+    for wanted in ["deadlines missed", "responses a second", "bit-equal", "turned away"] {
+        assert!(text.contains(wanted), "no `{wanted}` in\n{text}");
+    }
+}
+
+#[test]
+fn a_model_may_run_beside_itself_and_several_times_a_round() {
+    let space = two_models();
+    let arguments = ["run", "small.onnx", "small.onnx"].into_iter().chain(QUICK).chain(["--items", "2", "--json"]);
+    let run = json(&space.output(arguments));
+    let names: Vec<_> = run["models"].as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["small", "small~2"]);
+    let rounds = run["run"]["rounds"].as_u64().unwrap();
+    assert_eq!(run["run"]["models"][1]["count"].as_u64(), Some(2 * rounds));
+    assert_eq!(run["verify"]["ok"], true, "{}", run["verify"]);
+}
+
+#[test]
+fn one_model_or_several_run_adapting() {
+    let space = two_models();
+    for models in [vec!["small.onnx"], vec!["small.onnx", "other.onnx"]] {
+        let arguments = std::iter::once("run").chain(models.iter().copied()).chain(QUICK).chain(["--adapt", "--json"]);
+        let run = json(&space.output(arguments));
+        assert!(run["adaptations"].is_array() && run["repeated_rounds"] == 0, "{run:#}");
+        assert_eq!(run["run"]["models"].as_array().unwrap().len(), models.len());
+        assert_eq!(run["verify"]["ok"], true, "{}", run["verify"]);
+    }
+}
+
+#[test]
+fn a_plan_of_several_models_from_a_file_is_run() {
+    let space = two_models();
+    for model in ["small", "other"] {
+        let file = format!("{model}.json");
+        let model = format!("{model}.onnx");
+        let units = ["-u", "rten:CPU", "--quick", "--no-refine", "-o", &file];
+        space.run(["profile", &model].into_iter().chain(units));
+    }
+    space.run(["plan", "small.json", "other.json", "--method", "concurrent", "-o", "both.json"]);
+    let arguments = ["run", "small.onnx", "other.onnx"].into_iter().chain(QUICK);
+    let run = json(&space.output(arguments.chain(["--plan", "both.json", "--json"])));
+    assert!(run["arrangements"].as_array().unwrap().iter().any(|one| one["method"] == "concurrent"), "{run:#}");
+    assert_eq!(run["verify"]["ok"], true);
+}
+
+#[test]
+fn pairs_are_tabled_and_mapped() {
+    let space = two_models();
+    std::fs::copy(space.path("other.onnx"), space.path("third.onnx")).unwrap();
+    let arguments = ["bench", "pairs", "small.onnx", "other.onnx", "third.onnx", "-u", "rten:CPU", "--quick"];
+    let more = ["--no-refine", "--rounds", "1", "--json", "--report", "pairs.html"];
+    let found = json(&space.output(arguments.into_iter().chain(more)));
+    let pairs = found["pairs"].as_array().unwrap();
+    assert_eq!(pairs.len(), 3, "{found:#}");
+    for pair in pairs {
+        assert!(pair["baseline"]["ms"].as_f64().unwrap() > 0.0 && pair["reason"].is_string(), "{pair:#}");
+        assert!(pair["speed_up"]["median"].as_f64().unwrap() > 0.0 && pair["cap"].as_f64().unwrap() > 0.0, "{pair:#}");
+        // One round decides nothing.
+        assert_eq!((pair["used"].as_bool(), pair["effective"].as_f64()), (Some(false), Some(1.0)));
+    }
+    let page = std::fs::read_to_string(space.path("pairs.html")).unwrap();
+    assert!(page.contains("third") && page.contains("Pairs of models") && !page.contains("http"));
+    let csv = std::fs::read_to_string(space.path("pairs.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 4, "{csv}");
+}
+
+#[test]
+fn what_several_models_cannot_have_is_told_in_a_line() {
+    let space = two_models();
+    let both = ["run", "small.onnx", "other.onnx", "-u", "rten:CPU"];
+    for (more, wanted) in [
+        (vec!["--rate", "30"], "--rate has 1 entries for 2 models"),
+        (vec!["--rate", "30,0"], "no number of requests"),
+        (vec!["--rate", "30,5", "--deadline-ms", "1,2,3"], "--deadline-ms has 3 entries"),
+        (vec!["--rate", "30,5", "--deadline-ms", "0"], "above 0"),
+        (vec!["--rate", "30,5", "--items", "2"], "--items is for rounds"),
+        (vec!["--rate", "30,5", "--method", "concurrent"], "leave --method out"),
+        (vec!["--input", "x.npz"], "--input is for one model"),
+        (vec!["--profile", "p.json"], "--profile is for one model"),
+        (vec!["--objective", "energy"], "latency only"),
+        (vec!["--shape", "nothing=1,2"], "none of the models has"),
+        (vec!["-u", "sim:lunar-lake/NPU"], "simulated"),
+        (vec!["--duration", "0s"], "--duration is 0"),
+    ] {
+        let message = space.fails(both.into_iter().chain(more.iter().copied()), 2);
+        assert!(message.contains(wanted), "{more:?}: {message}");
+    }
+    let lone = space.fails(["run", "small.onnx", "-u", "rten:CPU", "--rate", "3"], 2);
+    assert!(lone.contains("several models"), "{lone}");
+}
