@@ -29,8 +29,8 @@ fn gemv(kernels: &Kernels, codes: &Buffer<i8>, first: usize, [d_in, d_out]: [usi
 
 #[test]
 fn regions_are_used_as_they_lie() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     const BYTES: usize = 48 << 20;
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let resident = || trefoil_weights::memory::resident_bytes();
     for kernels in &*ALL {
         let fill = |bytes: &mut [u8]| {

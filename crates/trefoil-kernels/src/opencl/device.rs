@@ -61,8 +61,14 @@ pub struct Device {
     id: usize,
 }
 
-/// The cores that the library's threads were started on, once it was called. `None` inside: all of them.
-static STARTED_ON: Mutex<Option<Option<Vec<usize>>>> = Mutex::new(None);
+/// Whether the library's threads run already, and where.
+enum Started {
+    No,
+    OnAllCores,
+    On(Vec<usize>),
+}
+
+static STARTED: Mutex<Started> = Mutex::new(Started::No);
 
 impl Device {
     /// Every device, fit or not.
@@ -105,14 +111,14 @@ impl Device {
 
 /// Lists the devices. The first call of a process is made in a thread pinned to `cores`.
 fn start(cores: Option<&[usize]>) -> Result<Vec<Device>, OpenClError> {
-    let mut started = STARTED_ON.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
     match (&*started, cores) {
-        (None, None) => {
+        (Started::No, None) => {
             let devices = list()?;
-            *started = Some(None);
+            *started = Started::OnAllCores;
             Ok(devices)
         }
-        (None, Some(cores)) => {
+        (Started::No, Some(cores)) => {
             let refused = |reason: String| OpenClError::Cores { cores: cores.to_vec(), reason };
             let mut set = CpuSet::new();
             for &core in cores {
@@ -128,18 +134,18 @@ fn start(cores: Option<&[usize]>) -> Result<Vec<Device>, OpenClError> {
             .join()
             .map_err(|_| refused("the thread that starts the library panicked".to_string()))?;
             let devices = result.map_err(refused)??;
-            *started = Some(Some(cores.to_vec()));
+            *started = Started::On(cores.to_vec());
             Ok(devices)
         }
-        (Some(_), None) => list(),
-        (Some(before), Some(cores)) if before.as_deref() == Some(cores) => list(),
-        (Some(before), Some(cores)) => Err(OpenClError::Cores {
+        (_, None) => list(),
+        (Started::On(before), Some(cores)) if before == cores => list(),
+        (before, Some(cores)) => Err(OpenClError::Cores {
             cores: cores.to_vec(),
             reason: match before {
-                Some(before) => {
+                Started::On(before) => {
                     format!("this process started the OpenCL library on cores {before:?}; use another process")
                 }
-                None => {
+                _ => {
                     "this process started the OpenCL library on all cores; name the cores in its first call".to_string()
                 }
             },

@@ -10,6 +10,7 @@ use opencl3::context::Context;
 use opencl3::error_codes::CL_BUILD_PROGRAM_FAILURE;
 use opencl3::program::Program;
 use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -96,7 +97,10 @@ fn key(device: &Device, options: &str, source: &str) -> String {
     }
     // The driver's binary may be of the processor's own instructions.
     hash.update(crate::Isa::best().name());
-    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hash.finalize().iter().take(16).fold(String::new(), |mut name, byte| {
+        let _ = write!(name, "{byte:02x}");
+        name
+    })
 }
 
 /// The stored binary; `None` where there is none.

@@ -138,6 +138,7 @@ impl Kernels {
     ///
     /// # Errors
     /// Shapes that differ, vectors shorter than a row, no columns; errors of the library.
+    #[allow(clippy::needless_pass_by_value, reason = "the sink is borrowed for the call, as in the CPU kernel")]
     pub fn layer_norm(
         &self,
         input: Rows<'_, f32>,
@@ -164,6 +165,7 @@ impl Kernels {
     ///
     /// # Errors
     /// Shapes that differ, a table with fewer positions than rows or whose heads do not divide a row; errors of the library.
+    #[allow(clippy::needless_pass_by_value, reason = "the sink is borrowed for the call, as in the CPU kernel")]
     pub fn rms_norm(
         &self,
         input: Rows<'_, f32>,
@@ -194,7 +196,7 @@ impl Kernels {
     ///
     /// # Errors
     /// Shapes that differ; errors of the library.
-    #[allow(clippy::needless_pass_by_value, reason = "the sink is borrowed for the call, as in the CPU kernel")]
+    #[allow(clippy::needless_pass_by_value, reason = "as above")]
     pub fn softmax(&self, input: Rows<'_, f32>, sink: RowSink<'_>) -> Result<(), OpenClError> {
         self.row_operator("softmax", input, &Operation { kind: SOFTMAX, ..Operation::default() }, &sink)
     }

@@ -1,5 +1,7 @@
 //! The reference tensors of a small model, where they are beside the repository.
 
+#![allow(dead_code, reason = "every test uses a part of it")]
+
 use crate::support::block::{Attention, Block, Linear, Sizes};
 use safetensors::SafeTensors;
 use std::path::PathBuf;
