@@ -46,6 +46,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => match args.bench {
             BenchCommand::Operators(args) => commands::bench_operators::run(&args),
             BenchCommand::Plan(args) => commands::bench_plan::run(&args),
+            BenchCommand::Kernels(args) => commands::bench_kernels::run(&args),
         },
         Command::MakeModel(args) => Ok(trefoil_onnx::builder::sample_model().save(&args.output)?),
         Command::Weights(args) => commands::weights::run(&args.command),

@@ -19,6 +19,7 @@ const COMMANDS: &[&[&str]] = &[
     &["survey"],
     &["bench", "operators"],
     &["bench", "plan"],
+    &["bench", "kernels"],
     &["weights", "pack"],
     &["weights", "info"],
     &["weights", "verify"],
