@@ -94,3 +94,29 @@ fn attention_w8a8(bencher: Bencher<'_, '_>) {
 fn attention_f32(bencher: Bencher<'_, '_>) {
     run(bencher, Workload::AttentionF32 { tokens: 780, heads: 2, head_dim: 128 });
 }
+
+#[cfg(feature = "opencl")]
+#[divan::bench(args = [(240, 1536, 1536), (240, 1536, 8960), (240, 8960, 1536)])]
+fn gemm_w8a8_opencl(bencher: Bencher<'_, '_>, (m, k, n): (usize, usize, usize)) {
+    on_device(bencher, Workload::GemmW8a8 { m, k, n });
+}
+
+#[cfg(feature = "opencl")]
+#[divan::bench]
+fn attention_w8a8_opencl(bencher: Bencher<'_, '_>) {
+    on_device(bencher, Workload::AttentionW8a8 { tokens: 780, heads: 2, head_dim: 128 });
+}
+
+#[cfg(feature = "opencl")]
+fn on_device(bencher: Bencher<'_, '_>, workload: Workload) {
+    use trefoil_kernels::opencl::{Device, Kernels, bench::Prepared};
+    match Device::open(0, Some(&[0])).and_then(|device| Kernels::best(&device, None)) {
+        Ok(kernels) => {
+            let mut prepared = Prepared::new(&kernels, workload).expect("sizes above zero");
+            prepared.run().expect("the kernels compile");
+            let operations = ItemsCount::new(workload.operations() as u64);
+            bencher.counter(operations).bench_local(|| prepared.run());
+        }
+        Err(error) => eprintln!("skipped: OpenCL ({error})"),
+    }
+}

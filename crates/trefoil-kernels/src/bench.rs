@@ -6,7 +6,7 @@
 
 use crate::{
     ActivationScale, AttentionScales, AttentionSink, Codes, Epilogue, FloatEpilogue, FloatWeights, GemmSink, Isa,
-    KernelError, Kernels, Operands, PackedKeyValue, Rows, RowsMut, Workspace,
+    KernelError, Kernels, Operands, PackedKeyValue, RowSink, Rows, RowsMut, Workspace,
 };
 use serde::Serialize;
 use std::time::Instant;
@@ -19,6 +19,16 @@ use trefoil_weights::tile::TileShape;
 pub enum Workload {
     /// [`Kernels::gemm_w8a8`], `m × k` times `k × n`, bias, f32 out.
     GemmW8a8 {
+        /// Rows of the activations.
+        m: usize,
+        /// Inputs.
+        k: usize,
+        /// Outputs.
+        n: usize,
+    },
+    /// [`Kernels::quantise`] with a static scale and then [`Workload::GemmW8a8`]: f32 in, f32 out, what other libraries do in
+    /// one call.
+    LinearW8a8 {
         /// Rows of the activations.
         m: usize,
         /// Inputs.
@@ -68,9 +78,10 @@ impl Workload {
     /// Operations of one call: two per multiply-add of the products, nothing else.
     pub fn operations(&self) -> f64 {
         match *self {
-            Workload::GemmW8a8 { m, k, n } | Workload::GemmW8a16 { m, k, n } | Workload::GemmF32 { m, k, n } => {
-                2.0 * m as f64 * k as f64 * n as f64
-            }
+            Workload::GemmW8a8 { m, k, n }
+            | Workload::LinearW8a8 { m, k, n }
+            | Workload::GemmW8a16 { m, k, n }
+            | Workload::GemmF32 { m, k, n } => 2.0 * m as f64 * k as f64 * n as f64,
             Workload::AttentionW8a8 { tokens, heads, head_dim }
             | Workload::AttentionF32 { tokens, heads, head_dim } => {
                 4.0 * tokens as f64 * tokens as f64 * (heads * head_dim) as f64
@@ -78,8 +89,9 @@ impl Workload {
         }
     }
 
-    fn is_integer(&self) -> bool {
-        matches!(self, Workload::GemmW8a8 { .. } | Workload::AttentionW8a8 { .. })
+    /// Whether its products are of INT8 codes.
+    pub fn is_integer(&self) -> bool {
+        matches!(self, Workload::GemmW8a8 { .. } | Workload::LinearW8a8 { .. } | Workload::AttentionW8a8 { .. })
     }
 
     /// The shapes of a block of the 1.3 B model at one latent frame (1,560 tokens) and, with `full`, at 17 frames (7,800).
@@ -160,7 +172,7 @@ pub fn peak(kernels: &Kernels, is_integer: bool, tries: usize) -> Option<f64> {
 }
 
 /// Deterministic bytes.
-fn codes(len: usize) -> Vec<i8> {
+pub(crate) fn codes(len: usize) -> Vec<i8> {
     let mut state = 1u32;
     (0..len)
         .map(|_| {
@@ -170,7 +182,7 @@ fn codes(len: usize) -> Vec<i8> {
         .collect()
 }
 
-fn floats(len: usize) -> Vec<f32> {
+pub(crate) fn floats(len: usize) -> Vec<f32> {
     codes(len).into_iter().map(|code| f32::from(code) / 64.0).collect()
 }
 
@@ -200,9 +212,10 @@ impl Prepared {
         let refuse =
             || KernelError::value("bench", "the workload", format!("{workload:?}"), "every size must be above 0");
         let (rows, d_in, d_out) = match workload {
-            Workload::GemmW8a8 { m, k, n } | Workload::GemmW8a16 { m, k, n } | Workload::GemmF32 { m, k, n } => {
-                (m, k, n)
-            }
+            Workload::GemmW8a8 { m, k, n }
+            | Workload::LinearW8a8 { m, k, n }
+            | Workload::GemmW8a16 { m, k, n }
+            | Workload::GemmF32 { m, k, n } => (m, k, n),
             Workload::AttentionW8a8 { tokens, heads, head_dim }
             | Workload::AttentionF32 { tokens, heads, head_dim } => (tokens, heads * head_dim, heads * head_dim),
         };
@@ -222,7 +235,10 @@ impl Prepared {
             workspace: Workspace::new(),
         };
         match workload {
-            Workload::GemmW8a8 { .. } => {
+            Workload::GemmW8a8 { .. } | Workload::LinearW8a8 { .. } => {
+                if matches!(workload, Workload::LinearW8a8 { .. }) {
+                    prepared.floats = floats(rows * d_in);
+                }
                 prepared.weights = codes(shape.bytes());
                 prepared.input = codes(rows * shape.padded_in());
                 prepared.out = vec![0.0; rows * d_out];
@@ -262,7 +278,12 @@ impl Prepared {
         let workspace = &mut self.workspace;
         let view = TiledView { shape: self.shape, codes: &self.weights, scales: &self.scales };
         match self.workload {
-            Workload::GemmW8a8 { m, k, n } => {
+            Workload::GemmW8a8 { m, k, n } | Workload::LinearW8a8 { m, k, n } => {
+                if matches!(self.workload, Workload::LinearW8a8 { .. }) {
+                    let out = RowsMut::new("codes", &mut self.input, m, k, self.shape.padded_in())?;
+                    let sink = RowSink::Codes { out, scale: 0.01 };
+                    kernels.quantise(Rows::dense("input", &self.floats, m, k)?, sink, workspace)?;
+                }
                 let input = Codes {
                     codes: Rows::new("input", &self.input, m, k, self.shape.padded_in())?,
                     scale: ActivationScale::Tensor(0.01),
@@ -357,6 +378,7 @@ mod tests {
         let kernels = Kernels::new(Isa::best(), Pool::on_caller()).unwrap();
         for workload in [
             Workload::GemmW8a8 { m: 13, k: 40, n: 33 },
+            Workload::LinearW8a8 { m: 13, k: 40, n: 33 },
             Workload::GemmW8a16 { m: 13, k: 40, n: 33 },
             Workload::GemmF32 { m: 13, k: 40, n: 33 },
             Workload::AttentionW8a8 { tokens: 13, heads: 2, head_dim: 32 },

@@ -1,6 +1,6 @@
-//! CPU kernels of a diffusion transformer that eat the tile layout as it lies (HeteroVDiff 4.2, 4.4, appendix B).
+//! Kernels of a diffusion transformer that eat the tile layout as it lies (HeteroVDiff 4.2, 4.4, appendix B).
 //!
-//! [`Kernels`] is an instruction set ([`Isa`]) and a set of cores ([`Pool`]); its methods are the operators of a block:
+//! On the CPU, [`Kernels`] is an instruction set ([`Isa`]) and a set of cores ([`Pool`]); its methods are the operators of a block:
 //!
 //! | operator | method |
 //! |---|---|
@@ -9,6 +9,9 @@
 //! | INT8 attention | [`Kernels::pack_key_value`], [`Kernels::attention_w8a8`] |
 //! | f32 attention | [`Kernels::attention_f32`] |
 //! | LayerNorm with modulation, RMSNorm with rotary positions, softmax, quantisation | [`Kernels::layer_norm`], [`Kernels::rms_norm`], [`Kernels::softmax`], [`Kernels::quantise`], … |
+//!
+//! The module `opencl` (feature `opencl`, on by default; nothing is linked) has the same operators for OpenCL devices. The
+//! INT8 GEMM for Hexagon is C, in the folder `hexagon`.
 //!
 //! # One result
 //! Integer products are exact. Everything else on the `w8a8` path is written once, in [`math`] and the generic row
@@ -30,6 +33,8 @@ mod kernel;
 mod kernels;
 pub mod math;
 mod multiversion;
+#[cfg(feature = "opencl")]
+pub mod opencl;
 mod pool;
 mod rotary;
 mod rows;

@@ -311,7 +311,7 @@ impl Kernels {
         workspace: &mut Workspace,
     ) -> Result<(), KernelError> {
         let operator = "layer_norm";
-        check_norm(operator, &input, eps)?;
+        check_eps(operator, input.columns(), eps)?;
         match modulation {
             Modulation::None => {}
             Modulation::Affine { gain, bias } => {
@@ -344,7 +344,7 @@ impl Kernels {
         workspace: &mut Workspace,
     ) -> Result<(), KernelError> {
         let operator = "rms_norm";
-        check_norm(operator, &input, eps)?;
+        check_eps(operator, input.columns(), eps)?;
         check_vector(operator, ("gain", gain), input.columns())?;
         if let Some(table) = rotary {
             if table.positions < input.rows() || table.pairs == 0 || !input.columns().is_multiple_of(table.pairs * 2) {
@@ -403,8 +403,9 @@ impl Kernels {
     }
 }
 
-fn check_norm(operator: &'static str, input: &Rows<'_, f32>, eps: f32) -> Result<(), KernelError> {
-    if input.columns() == 0 {
+/// A norm needs columns and a usable `eps`.
+pub(crate) fn check_eps(operator: &'static str, columns: usize, eps: f32) -> Result<(), KernelError> {
+    if columns == 0 {
         return Err(KernelError::value(operator, "the number of columns", 0, "a norm needs at least one"));
     }
     if !(eps.is_normal() && eps > 0.0) {

@@ -9,6 +9,14 @@ pub(crate) struct Extent {
     columns: usize,
 }
 
+impl Extent {
+    /// Rows and columns.
+    #[cfg(feature = "opencl")]
+    pub(crate) fn new(rows: usize, columns: usize) -> Extent {
+        Extent { rows, columns }
+    }
+}
+
 impl std::fmt::Display for Extent {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{}×{}", self.rows, self.columns)
@@ -19,7 +27,13 @@ fn needed(rows: usize, columns: usize, stride: usize) -> Option<usize> {
     if rows == 0 { Some(0) } else { (rows - 1).checked_mul(stride)?.checked_add(columns) }
 }
 
-fn check(what: &'static str, rows: usize, columns: usize, stride: usize, have: usize) -> Result<(), KernelError> {
+pub(crate) fn check(
+    what: &'static str,
+    rows: usize,
+    columns: usize,
+    stride: usize,
+    have: usize,
+) -> Result<(), KernelError> {
     let need = needed(rows, columns, stride).unwrap_or(usize::MAX);
     if stride < columns || need > have {
         return Err(KernelError::Buffer { what, rows, columns, stride, need, have });

@@ -1,15 +1,17 @@
 //! Whole blocks: the same bits on every instruction set and number of threads, no allocation in steady state, and the
 //! reference tensors within tolerance.
 
+#[path = "support/golden.rs"]
+mod golden;
 mod support;
 
+use golden::{DIT_A, DIT_A_GRID, golden, golden_block, step, tensor};
 use safetensors::SafeTensors;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::path::PathBuf;
 use support::block::{
-    Attention, Block, Buffers, Calibration, FloatPath, Inputs, Linear, SMALL, SMALL_GRID, Sizes, fingerprint,
-    run_float, run_w8a8, small_run,
+    Block, Buffers, Calibration, FloatPath, Inputs, SMALL, SMALL_FINGERPRINT, SMALL_GRID, fingerprint, run_float,
+    run_w8a8, small_run,
 };
 use support::{Random, bits, errors, every_kernels, name_of};
 use trefoil_kernels::{Isa, Kernels, Pool, rotary_table};
@@ -37,10 +39,6 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// Bits of [`small_run`]: the arithmetic is the same on every machine, so this is a constant of the product. It changes
-/// only with the arithmetic, on purpose.
-const SMALL_FINGERPRINT: u64 = 0x4abe_14aa_4137_03e8;
 
 #[test]
 fn a_block_in_w8a8_has_the_same_bits_everywhere() {
@@ -115,96 +113,26 @@ fn nothing_is_allocated_after_the_first_execution() {
     assert!(held > 0 && held < 1 << 20, "{held} bytes");
 }
 
-/// The reference tensors, if they are beside the repository.
-struct Golden {
-    weights: Vec<u8>,
-    io: Vec<u8>,
-    trace: Vec<u8>,
-}
-
-fn golden() -> Option<Golden> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/golden");
-    let read = |name: &str| {
-        std::fs::read(folder.join(name))
-            .map_err(|error| eprintln!("skipped: {} ({error})", folder.join(name).display()))
-            .ok()
-    };
-    Some(Golden {
-        weights: read("dit_a.dcm.safetensors")?,
-        io: read("dit_a.io.safetensors")?,
-        trace: read("dit_a.trace.safetensors")?,
-    })
-}
-
-fn tensor(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
-    let view = file.tensor(name).unwrap_or_else(|error| panic!("{name}: {error}"));
-    match view.dtype() {
-        safetensors::Dtype::F32 => {
-            view.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
-        }
-        safetensors::Dtype::BF16 => {
-            view.data().as_chunks::<2>().0.iter().map(|&bytes| half::bf16::from_le_bytes(bytes).to_f32()).collect()
-        }
-        other => panic!("{name} is {other:?}"),
-    }
-}
-
-const DIT_A: Sizes = Sizes { width: 128, heads: 2, ffn: 320, rank: 32, tokens: 72, text: 512 };
-
-fn golden_block(file: &SafeTensors<'_>, number: usize) -> Block {
-    let stem = format!("blocks.{number}");
-    let linear = |name: &str, d_in: usize| {
-        let get = |suffix: &str| tensor(file, &format!("{stem}.{name}.{suffix}"));
-        Linear::new(get("weight"), get("bias"), d_in, None)
-    };
-    let adapted = |name: String| {
-        let get = |suffix: &str| tensor(file, &format!("{stem}.{name}.{suffix}"));
-        let factors = (get("lora_A.lora1.weight"), get("lora_B.lora1.weight"));
-        Linear::new(get("base_layer.weight"), get("base_layer.bias"), DIT_A.width, Some(factors))
-    };
-    let attention = |name: &str| Attention {
-        projections: ["to_q", "to_k", "to_v", "to_out.0"].map(|projection| adapted(format!("{name}.{projection}"))),
-        gain_q: tensor(file, &format!("{stem}.{name}.norm_q.weight")),
-        gain_k: tensor(file, &format!("{stem}.{name}.norm_k.weight")),
-    };
-    Block {
-        sizes: DIT_A,
-        attention: [attention("attn1"), attention("attn2")],
-        norm_gain: tensor(file, &format!("{stem}.norm2.weight")),
-        norm_bias: tensor(file, &format!("{stem}.norm2.bias")),
-        ffn: [linear("ffn.net.0.proj", DIT_A.width), linear("ffn.net.2", DIT_A.ffn)],
-        table: tensor(file, &format!("{stem}.scale_shift_table")),
-    }
-}
-
 #[test]
 fn all_paths_are_near_the_reference_tensors() {
     let Some(golden) = golden() else { return };
     let weights = SafeTensors::deserialize(&golden.weights).unwrap();
     let io = SafeTensors::deserialize(&golden.io).unwrap();
     let trace = SafeTensors::deserialize(&golden.trace).unwrap();
-    let rotary = rotary_table([3, 4, 6], DIT_A.head_dim()).unwrap();
+    let rotary = rotary_table(DIT_A_GRID, DIT_A.head_dim()).unwrap();
     for (ours, theirs) in [(&rotary.cos, "rope.cos"), (&rotary.sin, "rope.sin")] {
         let (_, largest) = errors(ours, &tensor(&io, theirs));
         assert!(largest <= 6e-8, "{theirs}: {largest:e}");
     }
     let blocks: Vec<Block> = (0..4).map(|number| golden_block(&weights, number)).collect();
-    for (step, detail) in [("t992", false), ("t905", true)] {
-        let channels_first = tensor(&trace, &format!("{step}.patch_embedding_conv"));
-        let mut start = vec![0f32; DIT_A.tokens * DIT_A.width];
-        for (channel, values) in channels_first.chunks(DIT_A.tokens).enumerate() {
-            for (token, &value) in values.iter().enumerate() {
-                start[token * DIT_A.width + channel] = value;
-            }
-        }
-        let context = tensor(&trace, &format!("{step}.text_context"));
-        let modulation = tensor(&trace, &format!("{step}.timestep_proj"));
+    for (name, detail) in [("t992", false), ("t905", true)] {
+        let golden::Step { start, context, modulation } = step(&trace, name);
         let inputs = Inputs { context: &context, modulation: &modulation, rotary: &rotary, detail };
         for kernels in every_kernels() {
             let mut states = [start.clone(), start.clone(), start.clone()];
             let mut buffers = Buffers::new(DIT_A);
             for (number, block) in blocks.iter().enumerate() {
-                let want = tensor(&trace, &format!("{step}.hidden.{number}"));
+                let want = tensor(&trace, &format!("{name}.hidden.{number}"));
                 let mut calibration = Calibration::default();
                 let [exact, w8a16, w8a8] = &mut states;
                 run_float(&kernels, FloatPath::F32, block, &inputs, exact, &mut buffers, Some(&mut calibration));
@@ -213,7 +141,7 @@ fn all_paths_are_near_the_reference_tensors() {
                 let [exact, w8a16, w8a8] = [exact, w8a16, w8a8].map(|state| errors(state, &want));
                 if kernels.pool().threads() == 1 {
                     println!(
-                        "{step} block {number} on {}: f32 {:.1e} (max {:.1e}), w8a16 {:.1e}, w8a8 {:.1e}",
+                        "{name} block {number} on {}: f32 {:.1e} (max {:.1e}), w8a16 {:.1e}, w8a8 {:.1e}",
                         kernels.isa(),
                         exact.0,
                         exact.1,
@@ -224,11 +152,11 @@ fn all_paths_are_near_the_reference_tensors() {
                 // The reference's own gate for a float32 implementation.
                 assert!(
                     exact.0 <= 2e-5 && exact.1 <= 2e-4,
-                    "f32 {step} block {number} {}: {exact:?}",
+                    "f32 {name} block {number} {}: {exact:?}",
                     name_of(&kernels)
                 );
-                assert!(w8a16.0 <= 2e-2, "w8a16 {step} block {number} {}: {w8a16:?}", name_of(&kernels));
-                assert!(w8a8.0 <= 4e-2, "w8a8 {step} block {number} {}: {w8a8:?}", name_of(&kernels));
+                assert!(w8a16.0 <= 2e-2, "w8a16 {name} block {number} {}: {w8a16:?}", name_of(&kernels));
+                assert!(w8a8.0 <= 4e-2, "w8a8 {name} block {number} {}: {w8a8:?}", name_of(&kernels));
             }
         }
     }

@@ -42,6 +42,7 @@ fn neon_gives_the_same_bits_under_emulation() {
             "--quiet",
             "-p",
             "trefoil-kernels",
+            "--no-default-features",
             "--bin",
             "trefoil-kernels-check",
             "--target",

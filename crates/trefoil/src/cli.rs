@@ -371,6 +371,34 @@ pub enum BenchCommand {
     /// Every pair of models together: predicted and measured speed-up over the best of running them one after another, both at
     /// once and one per core, beside the cap of the pair
     Pairs(BenchPairsArgs),
+    /// The kernels of the video path against the peak of their instructions, OpenCL and other libraries, on one core
+    Kernels(BenchKernelsArgs),
+}
+
+/// `trefoil bench kernels`.
+#[derive(Debug, Args)]
+pub struct BenchKernelsArgs {
+    /// Small products only (240 rows)
+    #[arg(long)]
+    pub quick: bool,
+    /// Calls timed per engine and shape
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    pub samples: u16,
+    /// Core to run on (the first one by default)
+    #[arg(long)]
+    pub core: Option<u32>,
+    /// OpenCL device to run on
+    #[arg(long, default_value_t = 0, value_name = "INDEX")]
+    pub opencl: usize,
+    /// Leave other libraries out
+    #[arg(long)]
+    pub no_peers: bool,
+    /// Folder for caches
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
+    pub cache: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `trefoil bench operators`.

@@ -21,6 +21,7 @@ const COMMANDS: &[&[&str]] = &[
     &["bench", "video"],
     &["bench", "plan"],
     &["bench", "pairs"],
+    &["bench", "kernels"],
     &["weights", "pack"],
     &["weights", "info"],
     &["weights", "verify"],

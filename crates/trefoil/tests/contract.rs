@@ -248,3 +248,29 @@ fn fronts_what_ifs_diffs_and_ports() {
     let ports = json(&space.output(["explain", "p.json", "--ports", "--json"]));
     assert!(ports.as_array().is_some());
 }
+
+#[test]
+fn bench_kernels_measures_every_kernel_against_the_peak_beside_it() {
+    let space = Workspace::new();
+    let arguments = ["bench", "kernels", "--quick", "--samples", "1", "--no-peers", "--json"];
+    let bench = json(&space.output(arguments));
+    assert_eq!(bench["origin"], "measured");
+    let rows = bench["rows"].as_array().unwrap();
+    for kernel in ["gemm-w8a8", "linear-w8a8", "gemm-w8a16", "gemm-f32", "attention-w8a8", "attention-f32"] {
+        assert!(rows.iter().any(|row| row["kernel"] == kernel), "no {kernel}");
+    }
+    for row in rows {
+        let results = row["results"].as_array().unwrap();
+        assert_eq!(results[0]["engine"], "cpu");
+        for result in results {
+            assert!(result["gops"].as_f64().unwrap() > 0.0, "{row:#}");
+            // The portable kernels have no peak loop.
+            if let Some(peak) = row["peak_gops"].as_f64() {
+                let fraction = result["gops"].as_f64().unwrap() / peak;
+                assert!((result["fraction_of_peak"].as_f64().unwrap() - fraction).abs() < 1e-9, "{row:#}");
+            }
+        }
+    }
+    // A device, or the reason why there is none.
+    assert!(bench["opencl"].is_object() || bench["absent"][0]["reason"].is_string(), "{bench:#}");
+}

@@ -39,6 +39,28 @@ pub struct AttentionScales<'a> {
     pub value: &'a [f32],
 }
 
+/// One positive scale per head and operand.
+pub(crate) fn check_scales(
+    operator: &'static str,
+    scales: AttentionScales<'_>,
+    heads: usize,
+) -> Result<(), KernelError> {
+    for (what, of_heads) in
+        [("the query scales", scales.query), ("the key scales", scales.key), ("the value scales", scales.value)]
+    {
+        if of_heads.len() != heads {
+            return Err(KernelError::shapes(
+                operator,
+                (what, format!("{} values", of_heads.len())),
+                ("the heads", heads.to_string()),
+                "there must be one scale per head",
+            ));
+        }
+        of_heads.iter().try_for_each(|&scale| check_scale(operator, what, scale))?;
+    }
+    Ok(())
+}
+
 impl Kernels {
     /// Softmax attention of INT8 queries (`M × d`, heads side by side) over packed keys and values, scores scaled by
     /// `1/√head_dim`. Self- and cross-attention alike.
@@ -64,19 +86,7 @@ impl Kernels {
                 "they must have the same number of columns",
             ));
         }
-        for (what, of_heads) in
-            [("the query scales", scales.query), ("the key scales", scales.key), ("the value scales", scales.value)]
-        {
-            if of_heads.len() != heads {
-                return Err(KernelError::shapes(
-                    operator,
-                    (what, format!("{} values", of_heads.len())),
-                    ("the heads", heads.to_string()),
-                    "there must be one scale per head",
-                ));
-            }
-            of_heads.iter().try_for_each(|&scale| check_scale(operator, what, scale))?;
-        }
+        check_scales(operator, scales, heads)?;
         sink.check(operator, query.rows(), query.columns())?;
         let per_root = (f64::from(crate::math::LOG2_E) / (head_dim as f64).sqrt()) as f32;
         self.run_parts(

@@ -5,6 +5,10 @@ mod int8;
 mod pack;
 
 pub use int8::AttentionScales;
+#[cfg(feature = "opencl")]
+pub(crate) use int8::check_scales;
+#[cfg(feature = "opencl")]
+pub(crate) use pack::MAX_HEAD_DIM;
 pub use pack::PackedKeyValue;
 
 use crate::isa::Supported;
@@ -98,7 +102,7 @@ multiversion! {
 }
 
 /// Heads must be whole tiles wide and fill a row.
-fn check_heads(operator: &'static str, width: usize, heads: usize) -> Result<usize, KernelError> {
+pub(crate) fn check_heads(operator: &'static str, width: usize, heads: usize) -> Result<usize, KernelError> {
     if heads == 0 || !width.is_multiple_of(heads) || !(width / heads).is_multiple_of(TILE) || width == 0 {
         return Err(KernelError::shapes(
             operator,
@@ -110,7 +114,8 @@ fn check_heads(operator: &'static str, width: usize, heads: usize) -> Result<usi
     Ok(width / heads)
 }
 
-fn check_keys(operator: &'static str, keys: usize) -> Result<(), KernelError> {
+/// At least one key.
+pub(crate) fn check_keys(operator: &'static str, keys: usize) -> Result<(), KernelError> {
     if keys == 0 {
         return Err(KernelError::value(operator, "the number of keys", 0, "attention needs at least one"));
     }

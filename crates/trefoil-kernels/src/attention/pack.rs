@@ -7,7 +7,7 @@ use crate::{KernelError, Kernels, Rows, Workspace};
 use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE, TILE_BYTES};
 
 /// Widest head: differences of scores, at most `2·127·127·D`, stay below 2²⁴ and so convert to f32 exactly.
-const MAX_HEAD_DIM: usize = 512;
+pub(crate) const MAX_HEAD_DIM: usize = 512;
 
 /// INT8 keys and values of all heads in tile order, 256 keys at a time: per block and head `Kᵀ` (head_dim × keys) and then
 /// `V` (keys × head_dim), both tiled. These are activations, not weights; the buffer is reused by the next packing.

@@ -1,5 +1,6 @@
 //! One module per command.
 
+pub mod bench_kernels;
 pub mod bench_operators;
 pub mod bench_pairs;
 pub mod bench_plan;

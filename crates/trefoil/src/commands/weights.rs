@@ -7,12 +7,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::process::ExitCode;
+use trefoil_kernels::opencl::DeviceProbe;
 use trefoil_report::format;
 use trefoil_weights::probe::{Attempt, ChildCommand, CpuProbe, EngineLimit, ProbeOptions};
 use trefoil_weights::{Artefact, MapProbe, PackOptions, PackProgress, render_info};
 
-/// Engines that map regions in this build.
-const ENGINES: [&dyn MapProbe; 1] = [&CpuProbe];
+/// Does `work` with the engines that map regions here: the processor and every OpenCL device.
+fn with_engines<T>(work: impl FnOnce(&[&dyn MapProbe]) -> T) -> T {
+    let devices = DeviceProbe::all();
+    let mut engines: Vec<&dyn MapProbe> = vec![&CpuProbe];
+    engines.extend(devices.iter().map(|device| device as &dyn MapProbe));
+    work(&engines)
+}
 
 /// Runs `trefoil weights`.
 pub fn run(command: &WeightsCommand) -> Result<(), CliError> {
@@ -53,7 +59,7 @@ pub fn run(command: &WeightsCommand) -> Result<(), CliError> {
 /// Runs `trefoil probe`.
 pub fn probe(args: &ProbeArgs) -> Result<(), CliError> {
     let options = ProbeOptions::new(ChildCommand::this_program(&["probe-child"])?);
-    let report = trefoil_weights::probe(&ENGINES, &options)?;
+    let report = with_engines(|engines| trefoil_weights::probe(engines, &options))?;
     if args.json {
         return print_json(&report);
     }
@@ -90,5 +96,5 @@ fn describe(limit: &EngineLimit) -> String {
 
 /// Body of a probe's child process.
 pub fn probe_child() -> ExitCode {
-    trefoil_weights::probe_child_main(&ENGINES)
+    with_engines(trefoil_weights::probe_child_main)
 }

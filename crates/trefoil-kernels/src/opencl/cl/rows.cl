@@ -1,0 +1,242 @@
+// Operators on whole rows (rows.rs): normalisation with modulation, rotary positions, softmax, quantisation.
+//
+// Reductions have 16 lanes: element i goes to lane i mod 16, ascending; then lane l takes lane l + 8, l + 4, l + 2, l + 1. With
+// WIDTH 16 a work-item has the row and all lanes, with WIDTH 1 a work-item is a lane.
+
+#if WIDTH == 16
+#define ROW_ITEMS 1
+#define LANE 0
+#define LANE_NUMBERS ((int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
+#else
+#define ROW_ITEMS 16
+#define LANE get_local_id(0)
+#define LANE_NUMBERS 0
+#endif
+
+// The elements of a chunk that lie before `end`.
+static uint lanes_before(uint at, uint end)
+{
+    return at < end ? min(end - at, (uint)WIDTH) : 0;
+}
+
+static float fold_sum(V(float) lanes, __local float *shared)
+{
+#if WIDTH == 16
+    const float8 eight = lanes.lo + lanes.hi;
+    const float4 four = eight.lo + eight.hi;
+    const float2 two = four.lo + four.hi;
+    return two.lo + two.hi;
+#else
+    const uint lane = get_local_id(0);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    shared[lane] = lanes;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint width = LANES / 2; width > 0; width /= 2) {
+        if (lane < width)
+            shared[lane] = shared[lane] + shared[lane + width];
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    return shared[0];
+#endif
+}
+
+// All lanes, for what is not a sum of floats.
+static void gather_lanes(V(int) lanes, __local int *shared, int *all)
+{
+#if WIDTH == 16
+    vstore16(lanes, 0, all);
+#else
+    barrier(CLK_LOCAL_MEM_FENCE);
+    shared[get_local_id(0)] = lanes;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (uint lane = 0; lane < LANES; lane++)
+        all[lane] = shared[lane];
+#endif
+}
+
+typedef struct {
+    const __global float *row;
+    uint operation, modulation;
+    // mean, or the largest value of a softmax
+    float shift;
+    float factor;
+    // gain and bias, or scale and shift
+    const __global float *first, *second;
+    const __global float *cosines, *sines;
+    // 0 without rotary positions
+    uint pairs;
+} RowPlan;
+
+// RMSNorm's value before rotation.
+static V(float) rms_value(const RowPlan *plan, uint at, uint valid)
+{
+    return (load_lanes(plan->row + at, valid, 0.0f) * plan->factor) * load_lanes(plan->first + at, valid, 0.0f);
+}
+
+// (a, b) → (a·cos − b·sin, a·sin + b·cos) on adjacent pairs of every head.
+static V(float) rotated_value(const RowPlan *plan, uint at, uint valid)
+{
+#if WIDTH == 16
+    const float16 value = rms_value(plan, at, valid);
+    float8 cosine, sine;
+    if (plan->pairs % 8 == 0) {
+        cosine = vload8(0, plan->cosines + at / 2 % plan->pairs);
+        sine = vload8(0, plan->sines + at / 2 % plan->pairs);
+    } else {
+        float cosines[8], sines[8];
+        for (uint pair = 0; pair < 8; pair++) {
+            cosines[pair] = plan->cosines[(at / 2 + pair) % plan->pairs];
+            sines[pair] = plan->sines[(at / 2 + pair) % plan->pairs];
+        }
+        cosine = vload8(0, cosines);
+        sine = vload8(0, sines);
+    }
+    float16 turned;
+    turned.even = value.even * cosine - value.odd * sine;
+    turned.odd = value.even * sine + value.odd * cosine;
+    return turned;
+#else
+    const float even = rms_value(plan, at & ~1u, valid), odd = rms_value(plan, at | 1u, valid);
+    const float cosine = plan->cosines[at / 2 % plan->pairs], sine = plan->sines[at / 2 % plan->pairs];
+    return at & 1u ? even * sine + odd * cosine : even * cosine - odd * sine;
+#endif
+}
+
+// The values of `valid` elements from `at` on, before they are stored.
+static V(float) row_value(const RowPlan *plan, uint at, uint valid)
+{
+    if (plan->operation == OP_RMS_NORM)
+        return plan->pairs && valid ? rotated_value(plan, at, valid) : rms_value(plan, at, valid);
+    V(float) x = load_lanes(plan->row + at, valid, 0.0f);
+    if (plan->operation == OP_SOFTMAX)
+        return math_exp(x - plan->shift) * plan->factor;
+    if (plan->operation == OP_LAYER_NORM) {
+        x = (x - plan->shift) * plan->factor;
+        if (plan->modulation != MODULATION_NONE) {
+            const V(float) first = load_lanes(plan->first + at, valid, 0.0f), second = load_lanes(plan->second + at, valid, 0.0f);
+            x = plan->modulation == MODULATION_AFFINE ? x * first + second : x * (1.0f + first) + second;
+        }
+    }
+    return x;
+}
+
+__kernel __attribute__((reqd_work_group_size(ROW_ITEMS, 1, 1))) void row_operator(
+    const __global float *input, ulong input_at, uint input_stride, uint operation, uint modulation,
+    const __global float *first, ulong first_at, const __global float *second, ulong second_at, float eps, float per_column,
+    const __global float *cosines, const __global float *sines, uint pairs,
+    __global void *out, ulong out_at, uint out_stride, __global float *scales, ulong scales_at, float inverse,
+    uint flags, uint sink, uint columns)
+{
+    __local float shared_floats[LANES];
+    __local int shared_integers[LANES];
+    const uint row = get_global_id(0) / ROW_ITEMS;
+    const V(float) zero = (V(float))(0.0f);
+    RowPlan plan;
+    plan.row = input + input_at + (size_t)row * input_stride;
+    plan.operation = operation;
+    plan.modulation = modulation;
+    plan.shift = 0.0f;
+    plan.factor = 1.0f;
+    plan.first = first + first_at;
+    plan.second = second + second_at;
+    plan.cosines = cosines + (size_t)row * pairs;
+    plan.sines = sines + (size_t)row * pairs;
+    plan.pairs = pairs;
+
+    if (operation == OP_LAYER_NORM) {
+        V(float) lanes = zero;
+        for (uint at = LANE; at < columns; at += LANES)
+            lanes = lanes + load_lanes(plan.row + at, lanes_before(at, columns), 0.0f);
+        const float mean = fold_sum(lanes, shared_floats) * per_column;
+        lanes = zero;
+        for (uint at = LANE; at < columns; at += LANES) {
+            const uint valid = lanes_before(at, columns);
+            const V(float) off = load_lanes(plan.row + at, valid, 0.0f) - mean;
+            lanes = lanes + (LANE_NUMBERS < (int)valid ? off * off : zero);
+        }
+        plan.shift = mean;
+        plan.factor = math_first(math_rsqrt((V(float))(fold_sum(lanes, shared_floats) * per_column + eps)));
+    } else if (operation == OP_RMS_NORM) {
+        V(float) lanes = zero;
+        for (uint at = LANE; at < columns; at += LANES) {
+            const V(float) x = load_lanes(plan.row + at, lanes_before(at, columns), 0.0f);
+            lanes = lanes + x * x;
+        }
+        plan.factor = math_first(math_rsqrt((V(float))(fold_sum(lanes, shared_floats) * per_column + eps)));
+    } else if (operation == OP_SOFTMAX) {
+        V(float) lanes = (V(float))(-INFINITY);
+        for (uint at = LANE; at < columns; at += LANES) {
+            const V(float) x = load_lanes(plan.row + at, lanes_before(at, columns), -INFINITY);
+            lanes = x > lanes ? x : lanes;
+        }
+        int all[LANES];
+        gather_lanes(V(as_int)(lanes), shared_integers, all);
+        float largest = -INFINITY;
+        for (uint lane = 0; lane < LANES; lane++)
+            largest = as_float(all[lane]) > largest ? as_float(all[lane]) : largest;
+        lanes = zero;
+        for (uint at = LANE; at < columns; at += LANES) {
+            const uint valid = lanes_before(at, columns);
+            const V(float) x = math_exp(load_lanes(plan.row + at, valid, 0.0f) - largest);
+            lanes = lanes + (LANE_NUMBERS < (int)valid ? x : zero);
+        }
+        plan.shift = largest;
+        plan.factor = math_first(math_recip((V(float))(fold_sum(lanes, shared_floats))));
+    }
+
+    if (sink == SINK_DYNAMIC) {
+        // Magnitude bits order like the numbers, so an integer maximum does, and NaN is not lost.
+        V(int) lanes = 0;
+        for (uint at = LANE; at < columns; at += LANES) {
+            const uint valid = lanes_before(at, columns);
+            const V(int) bits = V(as_int)(row_value(&plan, at, valid)) & 0x7fffffff;
+            lanes = max(lanes, LANE_NUMBERS < (int)valid ? bits : (V(int))(0));
+        }
+        int all[LANES];
+        gather_lanes(lanes, shared_integers, all);
+        int largest = 0;
+        for (uint lane = 0; lane < LANES; lane++)
+            largest = max(largest, all[lane]);
+        float scale;
+        inverse = math_dynamic_inverse(as_float(largest), &scale);
+        if (LANE == 0)
+            scales[scales_at + row] = scale;
+    }
+    const size_t out_row = out_at + (size_t)row * out_stride;
+    if (sink == SINK_F32) {
+        for (uint at = LANE; at < columns; at += LANES) {
+            const uint valid = lanes_before(at, columns);
+            V(float) value = row_value(&plan, at, valid);
+            if (flags & FLAG_ROUND_F16)
+                value = math_round_f16(value);
+            store_lanes(value, (__global float *)out + out_row + at, valid);
+        }
+    } else {
+        // Padding to whole tiles is zeroed.
+        const uint padded = (columns + TILE - 1) / TILE * TILE;
+        for (uint at = LANE; at < padded; at += LANES) {
+            const uint valid = lanes_before(at, columns);
+            const V(float) value = row_value(&plan, at, valid);
+            store_codes(math_code(value, (V(float))(inverse)), (__global char *)out + out_row + at, valid);
+        }
+    }
+}
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void add(
+    const __global float *left, ulong left_at, const __global float *right, ulong right_at, __global float *out)
+{
+    const size_t at = get_global_id(0);
+    out[at] = left[left_at + at] + right[right_at + at];
+}
+
+// Operations that tell contraction, flushed subnormals and other roundings apart; the host knows the results.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void check_arithmetic(
+    const __global float *x, __global float *out)
+{
+    out[0] = x[0] * x[0] + x[1];
+    out[1] = x[2] + x[3];
+    out[2] = -x[2] - x[3];
+    out[3] = x[0] + x[3];
+    out[4] = x[4] * x[5];
+    out[5] = (x[4] * x[5]) + x[4];
+}
