@@ -22,12 +22,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn arguments() -> Result<(std::path::PathBuf, Vec<String>, tempfile::TempDir), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
     let mut arguments = std::env::args().skip(1);
-    match arguments.next() {
-        Some(model) => Ok((model.into(), arguments.collect(), folder)),
-        None => {
-            let model = folder.path().join("small.onnx");
-            trefoil_onnx::builder::sample_model().save(&model)?;
-            Ok((model, vec!["rten:CPU".to_owned()], folder))
-        }
+    if let Some(model) = arguments.next() {
+        return Ok((model.into(), arguments.collect(), folder));
     }
+    let model = folder.path().join("small.onnx");
+    trefoil_onnx::builder::sample_model().save(&model)?;
+    Ok((model, vec!["rten:CPU".to_owned()], folder))
 }

@@ -146,12 +146,11 @@ impl Session {
         if let Some(unit) = units.iter().find(|unit| unit.simulated) {
             return Err(SessionError::Simulated { unit: unit.address.to_string() });
         }
-        let (launcher, command) = match &options.workers {
-            Some(workers) => workers.clone(),
-            None => {
-                let command = WorkerCommand::this_program([RUN])?;
-                (Launcher::new(command.program.clone(), vec![MEASURE.into()]), command)
-            }
+        let (launcher, command) = if let Some(workers) = &options.workers {
+            workers.clone()
+        } else {
+            let command = WorkerCommand::this_program([RUN])?;
+            (Launcher::new(command.program.clone(), vec![MEASURE.into()]), command)
         };
         let never = AtomicBool::new(false);
         let mut reading = PrepareOptions::new(launcher.clone(), options.cache.clone());
@@ -228,7 +227,7 @@ impl Session {
         let constant = outputs.iter().filter(|info| !computed.contains(&info.name.as_str()));
         let constants: BTreeMap<String, HostTensor> =
             load(prepared, constant).into_iter().map(|tensor| (tensor.info().name.clone(), tensor)).collect();
-        Ok(Self { constants, outputs, executor, verdict, comparison })
+        Ok(Self { executor, verdict, comparison, outputs, constants })
     }
 
     /// Runs one inference on the given tensors (by name, in any order); outputs are in the model's order.

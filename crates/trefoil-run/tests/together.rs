@@ -375,7 +375,7 @@ fn a_hog_drives_the_loop_to_another_core() {
         let mut replan =
             |situation: &Situation| situation.slow.contains_key(&first.address).then(|| arrangement(&second));
         // Not tried again while the test lasts.
-        let rule = AdaptRule { patience: Duration::from_mins(60), ..AdaptRule::default() };
+        let rule = AdaptRule { patience: Duration::from_hours(1), ..AdaptRule::default() };
         let report = adapting_loop(arrangement(&first), &compiling, &limit, rule, &mut replan);
         over.store(true, Ordering::Relaxed);
         report.unwrap()

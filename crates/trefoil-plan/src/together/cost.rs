@@ -126,12 +126,9 @@ impl Parts {
             let subject = Subject::Operator { signature: graph.operator(id).signature.clone() };
             // An operator that was measured elsewhere only still tells more than nothing.
             let others = || {
-                let addresses = profile.units.iter().map(|unit| &unit.address);
+                let mut addresses = profile.units.iter().map(|unit| &unit.address);
                 addresses
-                    .filter_map(|other| {
-                        Some(measurement_cost(index.newest(&subject, std::slice::from_ref(other))?)?.ms)
-                    })
-                    .next()
+                    .find_map(|other| Some(measurement_cost(index.newest(&subject, std::slice::from_ref(other))?)?.ms))
             };
             let ms = measured(profile, &index, &subject, unit).map(|cost| cost.ms).or_else(others).unwrap_or(0.0);
             share.push(share.last().copied().unwrap_or(0.0) + ms);

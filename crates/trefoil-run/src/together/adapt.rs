@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_slow_unit_is_told_once_and_again_when_it_gets_worse() {
-        let mut state = state(Duration::from_mins(60));
+        let mut state = state(Duration::from_hours(1));
         run(&mut state, 1.0);
         assert_eq!(state.news(None), None);
         run(&mut state, 2.0);
@@ -336,12 +336,12 @@ mod tests {
         assert_eq!((situation.forgiven.len(), situation.slow.len()), (1, 0));
         assert_eq!(state.news(None), None, "it is forgiven once");
         // Back on it, and it is still slow.
-        state.rule.patience = Duration::from_mins(60);
-        state.known.values_mut().for_each(|slow| slow.patience = Duration::from_mins(60));
+        state.rule.patience = Duration::from_hours(1);
+        state.known.values_mut().for_each(|slow| slow.patience = Duration::from_hours(1));
         state.switch(vec![unit("a:CPU@0")], vec![1.0]);
         run(&mut state, 2.0);
         assert!(state.news(None).is_some_and(|situation| !situation.slow.is_empty()));
-        assert_eq!(state.known[&unit("a:CPU@0")].patience, Duration::from_mins(120));
+        assert_eq!(state.known[&unit("a:CPU@0")].patience, Duration::from_hours(2));
         assert_eq!(state.news(None), None);
     }
 }

@@ -351,13 +351,10 @@ fn entrant_result(name: &str, runs: &[TogetherResult]) -> EntrantResult {
         *utilisation.entry(unit).or_insert(0.0) += share / runs.len() as f64;
     }
     let mut equality = Equality::default();
-    runs.iter().for_each(|run| {
-        run.serve
-            .iter()
-            .map(|serve| &serve.equality)
-            .chain(run.rounds.iter().map(|rounds| &rounds.equality))
-            .for_each(|found| equality.merge(found));
-    });
+    let served = runs.iter().filter_map(|run| run.serve.as_ref()).map(|serve| &serve.equality);
+    for found in served.chain(runs.iter().filter_map(|run| run.rounds.as_ref()).map(|rounds| &rounds.equality)) {
+        equality.merge(found);
+    }
     let served: Vec<&ServeReport> = runs.iter().filter_map(|run| run.serve.as_ref()).collect();
     let mut missed: Vec<u64> = Vec::new();
     for report in &served {

@@ -110,7 +110,9 @@ mod tests {
         #[test]
         fn quantiles_are_exact_to_one_percent(times in prop::collection::vec(0.001f64..5000.0, 1..200), fraction in 0.01f64..1.0) {
             let mut latencies = Latencies::default();
-            times.iter().for_each(|&ms| latencies.add(ms));
+            for &ms in &times {
+                latencies.add(ms);
+            }
             let mut sorted = times;
             sorted.sort_by(f64::total_cmp);
             let rank = ((fraction * sorted.len() as f64).ceil().max(1.0)) as usize;

@@ -169,7 +169,7 @@ fn reason(
     match plan {
         None => parts.push(format!("planning ends with `{baseline}` or its like: nothing else promises a gain")),
         Some(plan) if found.verdict.uses_plan => {
-            parts.push(format!("{plan} fills cores that `{baseline}` leaves idle"))
+            parts.push(format!("{plan} fills cores that `{baseline}` leaves idle"));
         }
         Some(plan) => parts.push(format!("{plan} does not beat `{baseline}` beyond noise")),
     }

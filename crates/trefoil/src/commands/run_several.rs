@@ -180,7 +180,7 @@ fn arrivals(together: &TogetherArgs, models: usize) -> Result<Option<Vec<Arrival
     if together.rates.len() != models {
         return wrong("--rate", together.rates.len());
     }
-    if !matches!(together.priorities.len(), 0) && together.priorities.len() != models {
+    if !together.priorities.is_empty() && together.priorities.len() != models {
         return wrong("--priority", together.priorities.len());
     }
     if !matches!(together.deadlines_ms.len(), 0 | 1) && together.deadlines_ms.len() != models {

@@ -329,9 +329,12 @@ fn unmeasured(plan: &Plan, operators: &[usize]) -> Vec<(usize, BTreeSet<Operator
         .collect()
 }
 
+/// Model, item, operators and unit of an execution.
+type Executed = (u32, u32, Vec<OperatorId>, UnitAddress);
+
 /// Whether every resource executes the same in the same order.
 fn same_arrangement(one: &Plan, other: &Plan) -> bool {
-    let whole = |plan: &Plan| -> BTreeMap<String, Vec<(u32, u32, Vec<OperatorId>, UnitAddress)>> {
+    let whole = |plan: &Plan| -> BTreeMap<String, Vec<Executed>> {
         let execution = |id: &trefoil_core::TaskId| {
             let task = plan.tasks.get(id.0 as usize)?;
             let Work::Segment { segment: SegmentId(segment) } = task.work else { return None };
