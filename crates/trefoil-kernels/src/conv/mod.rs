@@ -3,11 +3,17 @@
 //! A causal 3-D convolution of one frame with the two before it is a 2-D convolution over three frames. With channels last
 //! and a zero border ([`Frame`]), the input of one filter row is `width · channels` consecutive values, and the next output
 //! pixel's input starts `channels` further: a matrix with overlapping rows. So the f32 micro-kernel reads activations where
-//! they lie, nothing is gathered (no im2col buffer), and history that is zero is not multiplied at all.
+//! they lie, nothing is gathered (no im2col buffer), and history that is zero is not multiplied at all. Filters that are small
+//! beside their frames are computed with two thirds of the products ([`winograd`]), those with at most three outputs without an
+//! almost empty tile ([`few`]).
 
+#![allow(clippy::needless_range_loop, reason = "a lane indexes several arrays at once")]
+
+mod few;
 mod frame;
 mod norm;
 mod weights;
+mod winograd;
 
 pub use frame::Frame;
 pub use weights::{ConvWeights, FilterShape};
@@ -18,12 +24,12 @@ use crate::workspace::at_least;
 use crate::{KernelError, Kernels, Workspace};
 use frame::FrameRows;
 use trefoil_weights::tile::TILE;
-use weights::{Phase, Run};
+use weights::{Form, Phase, Run};
 
 /// Pixels that share a panel; their accumulators are 48 KiB.
 const BLOCK_PIXELS: usize = 384;
-/// Products taken at a time: a panel piece is at most 36 KiB.
-const PIECE_PRODUCTS: usize = 288;
+/// Products taken at a time: a panel piece is at most 24 KiB, so that it stays in the first-level cache beside a row tile.
+const PIECE_PRODUCTS: usize = 192;
 
 /// What happens to the result.
 #[derive(Debug)]
@@ -38,8 +44,8 @@ impl Kernels {
     /// `sink ← bias + filter ∗ frames` with zero padding in space.
     ///
     /// `frames` are the filter's frames, oldest first, `None` for one that is all zero. The result has the extent of the
-    /// input, or twice that for [`ConvWeights::upsampling`]. Sums run over frames, rows, columns and channels in ascending
-    /// order, whatever the blocking and the number of threads.
+    /// input, or twice that for [`ConvWeights::upsampling`]. The order of
+    /// sums depends on the form of the packed filter alone, not on the blocking or the number of threads.
     ///
     /// # Errors
     /// Frames or a destination whose shapes do not fit the filter or each other.
@@ -72,18 +78,22 @@ impl Kernels {
             workspace,
             |count| rows.take(count * scale),
             |part| {
-                let sums = at_least(&mut part.slot.floats, BLOCK_PIXELS * TILE);
-                let job = Job {
-                    isa: self.supported(),
-                    frames,
-                    weights,
-                    input,
-                    first_row: part.first,
-                    rows: part.rows,
-                    is_added,
-                };
-                for phase in &weights.phases {
-                    job.run(phase, sums, &mut part.sink);
+                let (isa, first_row, rows) = (self.supported(), part.first, part.rows);
+                let floats = &mut part.slot.floats;
+                match &weights.form {
+                    Form::Direct(phases) => {
+                        let job = Job { isa, frames, weights, input, first_row, rows, is_added };
+                        let sums = at_least(floats, BLOCK_PIXELS * TILE);
+                        phases.iter().for_each(|phase| job.run(phase, sums, &mut part.sink));
+                    }
+                    Form::Winograd(panels) => {
+                        let job = winograd::Job { isa, frames, weights, panels, input, first_row, rows, is_added };
+                        job.run(at_least(floats, job.scratch()), &mut part.sink);
+                    }
+                    Form::Few(panels) => {
+                        let job = few::Job { isa, frames, weights, panels, input, first_row, rows, is_added };
+                        job.run(at_least(floats, few::scratch(input.width())), &mut part.sink);
+                    }
                 }
             },
         );
@@ -163,12 +173,16 @@ impl Job<'_> {
                 self.multiply(phase, panel, first, sums);
                 let channels = column * TILE..self.weights.shape.outputs.min((column + 1) * TILE);
                 let bias = &self.weights.bias[column * TILE..][..TILE];
-                for (offset, sums) in sums.as_chunks::<TILE>().0.iter().enumerate() {
-                    let (y, x) = ((first + offset) / padded, (first + offset) % padded);
+                let at = phase.placement;
+                let (mut y, mut x) = (first / padded, first % padded);
+                for sums in sums.as_chunks::<TILE>().0 {
                     if x < width {
-                        let at = phase.placement;
                         let pixel = out.pixel(y * at.step + at.row, x * at.step + at.column);
                         finish_pixel(&mut pixel[channels.clone()], sums, bias, self.is_added);
+                    }
+                    x += 1;
+                    if x == padded {
+                        (y, x) = (y + 1, 0);
                     }
                 }
             }

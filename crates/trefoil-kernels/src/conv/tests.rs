@@ -15,7 +15,8 @@ fn values(len: usize, seed: u32) -> Vec<f32> {
 
 fn frame(height: usize, width: usize, channels: usize, seed: u32) -> Frame {
     let planes = values(height * width * channels, seed);
-    Frame::from_planes(height, width, channels, |channel| &planes[channel * height * width..][..height * width]).unwrap()
+    Frame::from_planes(height, width, channels, |channel| &planes[channel * height * width..][..height * width])
+        .unwrap()
 }
 
 /// The value at a pixel that may lie outside.
@@ -28,14 +29,23 @@ fn at(frame: &Frame, y: i64, x: i64, channel: usize) -> f64 {
 }
 
 /// The definition, in f64: value and sum of magnitudes (for the error bound).
-fn definition(frames: &[Option<&Frame>], shape: FilterShape, weight: &[f32], y: i64, x: i64, output: usize) -> (f64, f64) {
+fn definition(
+    frames: &[Option<&Frame>],
+    shape: FilterShape,
+    weight: &[f32],
+    y: i64,
+    x: i64,
+    output: usize,
+) -> (f64, f64) {
     let (mut sum, mut magnitude) = (0.0, 0.0);
     for (t, frame) in frames.iter().enumerate() {
         let Some(frame) = frame else { continue };
         for input in 0..shape.inputs {
             for row in 0..shape.height {
                 for column in 0..shape.width {
-                    let index = (((output * shape.inputs + input) * shape.frames + t) * shape.height + row) * shape.width + column;
+                    let index = (((output * shape.inputs + input) * shape.frames + t) * shape.height + row)
+                        * shape.width
+                        + column;
                     let (dy, dx) = (row as i64 - shape.height as i64 / 2, column as i64 - shape.width as i64 / 2);
                     let product = f64::from(weight[index]) * at(frame, y + dy, x + dx, input);
                     sum += product;
@@ -94,7 +104,16 @@ fn compare(
                         let steps = shape.elements() / shape.outputs + 4;
                         let bound = (magnitude + 3.0) * steps as f64 * f64::from(f32::EPSILON);
                         let got = at(&out, y, x, output);
-                        prop_assert!((got - want).abs() <= bound, "{} {} at {} {}: {} {}", kernels.isa(), shape, y, x, got, want);
+                        prop_assert!(
+                            (got - want).abs() <= bound,
+                            "{} {} at {} {}: {} {}",
+                            kernels.isa(),
+                            shape,
+                            y,
+                            x,
+                            got,
+                            want
+                        );
                     }
                 }
             }
@@ -118,7 +137,37 @@ proptest! {
         let shape = FilterShape { outputs, inputs, frames, height: side, width: side };
         let weight = values(shape.elements(), seed);
         let bias = values(outputs, !seed);
+        let weights = ConvWeights::direct(shape, &weight, &bias).unwrap();
+        let held: Vec<Frame> = (0..frames).map(|t| frame(height, width, inputs, seed.wrapping_add(t as u32 * 9))).collect();
+        let given: Vec<Option<&Frame>> = held.iter().enumerate().map(|(t, frame)| (t >= absent).then_some(frame)).collect();
+        compare(&given, &given, &weights, &weight, &bias)?;
+    }
+
+    #[test]
+    fn fewer_products_give_the_same_sums(
+        height in 1usize..7, width in 1usize..30, inputs in 32usize..50, outputs in 32usize..70,
+        frames in prop::sample::select(vec![1usize, 3]), absent in 0usize..3, seed in any::<u32>(),
+    ) {
+        let shape = FilterShape { outputs, inputs, frames, height: 3, width: 3 };
+        let weight = values(shape.elements(), seed);
+        let bias = values(outputs, !seed);
         let weights = ConvWeights::new(shape, &weight, &bias).unwrap();
+        prop_assert!(matches!(weights.form, Form::Winograd(_)));
+        let held: Vec<Frame> = (0..frames).map(|t| frame(height, width, inputs, seed.wrapping_add(t as u32 * 9))).collect();
+        let given: Vec<Option<&Frame>> = held.iter().enumerate().map(|(t, frame)| (t >= absent).then_some(frame)).collect();
+        compare(&given, &given, &weights, &weight, &bias)?;
+    }
+
+    #[test]
+    fn few_outputs_give_the_same_sums(
+        height in 1usize..7, width in 1usize..30, inputs in 1usize..40, outputs in 1usize..=3,
+        frames in prop::sample::select(vec![1usize, 3]), absent in 0usize..3, seed in any::<u32>(),
+    ) {
+        let shape = FilterShape { outputs, inputs, frames, height: 3, width: 3 };
+        let weight = values(shape.elements(), seed);
+        let bias = values(outputs, !seed);
+        let weights = ConvWeights::new(shape, &weight, &bias).unwrap();
+        prop_assert!(matches!(weights.form, Form::Few(_)));
         let held: Vec<Frame> = (0..frames).map(|t| frame(height, width, inputs, seed.wrapping_add(t as u32 * 9))).collect();
         let given: Vec<Option<&Frame>> = held.iter().enumerate().map(|(t, frame)| (t >= absent).then_some(frame)).collect();
         compare(&given, &given, &weights, &weight, &bias)?;
@@ -144,7 +193,7 @@ fn long_reductions_are_taken_in_pieces() {
     let shape = FilterShape { outputs: 33, inputs: 200, frames: 3, height: 3, width: 3 };
     let weight = values(shape.elements(), 5);
     let bias = values(33, 6);
-    let weights = ConvWeights::new(shape, &weight, &bias).unwrap();
+    let weights = ConvWeights::direct(shape, &weight, &bias).unwrap();
     let frames: Vec<Frame> = (0..3).map(|t| frame(13, 40, 200, t)).collect();
     let given: Vec<Option<&Frame>> = frames.iter().map(Some).collect();
     let kernels = Kernels::new(Isa::best(), Pool::on_caller()).unwrap();
@@ -167,17 +216,23 @@ fn threads_do_not_change_a_bit() {
         eprintln!("skipped: two threads");
         return;
     };
-    let shape = FilterShape { outputs: 40, inputs: 24, frames: 3, height: 3, width: 3 };
-    let weights = ConvWeights::new(shape, &values(shape.elements(), 1), &values(40, 2)).unwrap();
-    let frames: Vec<Frame> = (0..3).map(|t| frame(9, 31, 24, t)).collect();
-    let given: Vec<Option<&Frame>> = frames.iter().map(Some).collect();
-    let [mut one, mut two] = [Frame::new(9, 31, 40), Frame::new(9, 31, 40)];
     let alone = Kernels::new(Isa::best(), Pool::on_caller()).unwrap();
     let pair = Kernels::new(Isa::best(), pool).unwrap();
-    alone.conv(&given, &weights, ConvSink::Store(&mut one), &mut Workspace::new()).unwrap();
-    pair.conv(&given, &weights, ConvSink::Store(&mut two), &mut Workspace::new()).unwrap();
-    let bits = |frame: &Frame| frame.data().iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-    assert_eq!(bits(&one), bits(&two));
+    // Both forms.
+    for inputs in [24, 40] {
+        let shape = FilterShape { outputs: 40, inputs, frames: 3, height: 3, width: 3 };
+        let weights = ConvWeights::new(shape, &values(shape.elements(), 1), &values(40, 2)).unwrap();
+        assert_eq!(matches!(weights.form, Form::Winograd(_)), inputs == 40);
+        let frames: Vec<Frame> = (0..3).map(|t| frame(9, 31, inputs, t)).collect();
+        let given: Vec<Option<&Frame>> = frames.iter().map(Some).collect();
+        let [mut one, mut two] = [Frame::new(9, 31, 40), Frame::new(9, 31, 40)];
+        let mut workspace = Workspace::new();
+        alone.conv(&given, &weights, ConvSink::Store(&mut one), &mut workspace).unwrap();
+        assert_eq!(workspace.bytes(), weights.scratch_bytes(9, 31), "scratch is known beforehand");
+        pair.conv(&given, &weights, ConvSink::Store(&mut two), &mut Workspace::new()).unwrap();
+        let bits = |frame: &Frame| frame.data().iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&one), bits(&two));
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Filters, packed once into panels that the f32 micro-kernel streams.
 
+use super::{few, winograd};
 use crate::KernelError;
 use crate::gemm::MAX_INPUTS;
 use crate::kernel::TILE_ROWS;
@@ -65,18 +66,37 @@ pub(super) struct Phase {
     pub(super) products: usize,
 }
 
+/// How the products are taken.
+#[derive(Debug, Clone)]
+pub(super) enum Form {
+    /// As defined, one phase, or four of an upsampling convolution.
+    Direct(Vec<Phase>),
+    /// Filters transformed for [`winograd`].
+    Winograd(Vec<f32>),
+    /// All taps of all outputs side by side ([`few`]).
+    Few(Vec<f32>),
+}
+
 /// A packed convolution.
 #[derive(Debug, Clone)]
 pub struct ConvWeights {
     pub(super) shape: FilterShape,
-    pub(super) phases: Vec<Phase>,
+    pub(super) form: Form,
     /// Padded to whole tiles.
     pub(super) bias: Vec<f32>,
     pub(super) scale: usize,
 }
 
+/// Filter rows (or columns) that meet the first and the second input row under the filter, by parity of the output.
+const MEET: [[&[usize]; 2]; 2] = [[&[0], &[1, 2]], [&[0, 1], &[2]]];
+
 /// `weight(output, input, run, pixel)` is the factor of one product.
-fn pack(shape: FilterShape, runs: Vec<Run>, placement: Placement, weight: impl Fn(usize, usize, Run, usize) -> f32) -> Phase {
+fn pack(
+    shape: FilterShape,
+    runs: Vec<Run>,
+    placement: Placement,
+    weight: impl Fn(usize, usize, Run, usize) -> f32,
+) -> Phase {
     let products: usize = runs.iter().map(|run| run.pixels * shape.inputs).sum();
     let mut panels = vec![0f32; products * shape.outputs.next_multiple_of(TILE)];
     for (column, panel) in panels.chunks_exact_mut(products * TILE).enumerate() {
@@ -93,11 +113,28 @@ fn pack(shape: FilterShape, runs: Vec<Run>, placement: Placement, weight: impl F
 }
 
 impl ConvWeights {
-    /// Packs a filter. 3 × 3 filters have a padding of one zero pixel; frames before the current one are history.
+    /// Packs a filter in the form that is fastest for its shape. 3 × 3 filters have a padding of one zero pixel; frames before
+    /// the current one are history.
     ///
     /// # Errors
     /// Extents other than 1 and 3, empty channels, a weight or bias of another size.
     pub fn new(shape: FilterShape, weight: &[f32], bias: &[f32]) -> Result<ConvWeights, KernelError> {
+        check(shape, weight, bias)?;
+        let form = if winograd::suits(shape) {
+            Form::Winograd(winograd::pack(shape, weight))
+        } else if few::suits(shape) {
+            Form::Few(few::pack(shape, weight))
+        } else {
+            return ConvWeights::direct(shape, weight, bias);
+        };
+        Ok(ConvWeights { shape, form, bias: padded(bias, shape.outputs), scale: 1 })
+    }
+
+    /// Packs a filter for products as they are defined: the smallest form, and the most precise.
+    ///
+    /// # Errors
+    /// As [`ConvWeights::new`].
+    pub fn direct(shape: FilterShape, weight: &[f32], bias: &[f32]) -> Result<ConvWeights, KernelError> {
         check(shape, weight, bias)?;
         let FilterShape { inputs, frames, height, width, .. } = shape;
         let runs = (0..frames)
@@ -113,7 +150,7 @@ impl ConvWeights {
             let row = if height == 1 { 0 } else { run.row };
             weight[(((output * inputs + input) * frames + run.frame) * height + row) * width + pixel]
         });
-        Ok(ConvWeights { shape, phases: vec![phase], bias: padded(bias, shape.outputs), scale: 1 })
+        Ok(ConvWeights { shape, form: Form::Direct(vec![phase]), bias: padded(bias, shape.outputs), scale: 1 })
     }
 
     /// Packs a 3 × 3 convolution that follows a doubling of rows and columns by repetition (nearest neighbour).
@@ -128,8 +165,6 @@ impl ConvWeights {
         if (shape.frames, shape.height, shape.width) != (1, 3, 3) {
             return Err(KernelError::value("conv", "the filter", shape, "an upsampling filter is N×C×1×3×3"));
         }
-        // Filter rows (or columns) that meet the first and the second input row under the filter, by parity of the output.
-        const MEET: [[&[usize]; 2]; 2] = [[&[0], &[1, 2]], [&[0, 1], &[2]]];
         let mut phases = Vec::with_capacity(4);
         for (row, column) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             let runs = (0..2).map(|offset| Run { frame: 0, row: row + offset, column, pixels: 2 }).collect();
@@ -143,7 +178,7 @@ impl ConvWeights {
                     .sum::<f64>() as f32
             }));
         }
-        Ok(ConvWeights { shape, phases, bias: padded(bias, shape.outputs), scale: 2 })
+        Ok(ConvWeights { shape, form: Form::Direct(phases), bias: padded(bias, shape.outputs), scale: 2 })
     }
 
     /// Extents of the filter as stored in the checkpoint.
@@ -156,17 +191,23 @@ impl ConvWeights {
         self.scale
     }
 
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
-        let panels: usize = self.phases.iter().map(|phase| phase.panels.capacity()).sum();
-        (panels + self.bias.capacity()) * size_of::<f32>()
+    /// Bytes of scratch that each thread takes at most for frames of `height` × `width`.
+    pub fn scratch_bytes(&self, height: usize, width: usize) -> usize {
+        let values = match self.form {
+            Form::Direct(_) => super::BLOCK_PIXELS * TILE,
+            Form::Winograd(_) => winograd::scratch(self.shape, height, width),
+            Form::Few(_) => few::scratch(width),
+        };
+        values * size_of::<f32>()
     }
 
-    /// Multiply-adds of one output frame from an input frame of `height` × `width`, with `frames` of the filter's frames
-    /// there (history that is zero is skipped).
-    pub fn multiply_adds(&self, height: usize, width: usize, frames: usize) -> u64 {
-        let products: usize = self.phases.iter().map(|phase| phase.products).sum();
-        (height * width * self.shape.outputs) as u64 * (products / self.shape.frames * frames) as u64
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let panels = match &self.form {
+            Form::Direct(phases) => phases.iter().map(|phase| phase.panels.capacity()).sum(),
+            Form::Winograd(panels) | Form::Few(panels) => panels.capacity(),
+        };
+        (panels + self.bias.capacity()) * size_of::<f32>()
     }
 }
 
