@@ -17,7 +17,7 @@ use trefoil_kernels::{
 };
 
 /// Largest latent side: 8,192 pixels at a scale of 8.
-const MAX_SIDE: usize = 1024;
+pub(super) const MAX_SIDE: usize = 1024;
 
 /// Bytes that decoding takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

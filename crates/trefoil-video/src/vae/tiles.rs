@@ -4,6 +4,7 @@
 //! decoded in the same memory. Where tiles overlap, the later one is faded in, downwards first and then to the right, as
 //! diffusers does. The middle's attention sees only its tile, so the result differs from the untiled one.
 
+use super::session::MAX_SIDE;
 use super::{DecoderMemory, Latent, VaeDecoder, VaeError};
 use crate::output::VideoFrame;
 use trefoil_kernels::Kernels;
@@ -30,6 +31,9 @@ impl TileLayout {
         }
         if size - stride > stride {
             return fail("tiles may overlap by at most their stride: a seam is blended with the next tile only");
+        }
+        if size > MAX_SIDE {
+            return fail("a tile has at most 1024 latent pixels a side");
         }
         if height == 0 || width == 0 {
             return fail("the latent is empty");
@@ -222,6 +226,7 @@ mod tests {
         assert!(refuse(8, 0).starts_with("tiles of 8 latent pixels every 0: the stride must be at least 1"));
         assert!(refuse(8, 9).contains("parts would be left out"));
         assert!(refuse(8, 3).contains("overlap by at most their stride"));
+        assert!(refuse(usize::MAX, usize::MAX).contains("at most 1024 latent pixels"));
         let tiles = TileLayout::new(30, 52, 32, 24).unwrap();
         assert_eq!((tiles.count(), tiles.size(), tiles.stride()), (2 * 3, 32, 24));
         assert_eq!(TileLayout::new(8, 8, 32, 24).unwrap().count(), 1);
