@@ -9,6 +9,9 @@ use trefoil_video::output::VideoFrame;
 use trefoil_video::vae::{Latent, Layout, TileLayout, VaeConfig, VaeDecoder};
 use trefoil_weights::checkpoint::Checkpoint;
 
+/// Name, shape and values.
+type Tensor = (String, Vec<usize>, Vec<f32>);
+
 fn config(folder: &Path) -> VaeConfig {
     let path = folder.join("vae.config.json");
     VaeConfig::from_json(&serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap(), &path).unwrap()
@@ -157,7 +160,7 @@ fn damaged_checkpoints_are_named_by_tensor_and_shape() {
             (name.clone(), shape, values)
         })
         .collect();
-    let open = |change: &dyn Fn(&mut Vec<(String, Vec<usize>, Vec<f32>)>)| {
+    let open = |change: &dyn Fn(&mut Vec<Tensor>)| {
         let mut tensors = whole.clone();
         change(&mut tensors);
         let path = scratch.path().join("vae.safetensors");
@@ -174,7 +177,7 @@ fn damaged_checkpoints_are_named_by_tensor_and_shape() {
             "VAE tensor `{name}` is missing, but the config asks for [32, 16, 1, 1, 1]; is it the VAE of this config?"
         )
     );
-    let edit = |name: &'static str, edit: fn(&mut (String, Vec<usize>, Vec<f32>))| {
+    let edit = |name: &'static str, edit: fn(&mut Tensor)| {
         open(&move |tensors| edit(tensors.iter_mut().find(|tensor| tensor.0 == name).unwrap())).unwrap_err()
     };
     let message = edit("decoder.conv_out.weight", |tensor| tensor.1 = vec![8, 3, 3, 3, 3]);
@@ -196,8 +199,8 @@ fn tiles_are_the_references_and_differ_from_the_whole() {
     let decoder = golden_decoder(&folder);
     let io = folder.join("vae.io.safetensors");
     let latent = Latent::read(&io, "tile.z").unwrap();
-    let tiles = TileLayout::new(12, 20, 8, 6).unwrap();
-    let tiled = planes(&decoder.decode_tiled(&kernels(), &latent, &tiles, &|| true).unwrap(), true);
+    let layout = TileLayout::new(12, 20, 8, 6).unwrap();
+    let tiled = planes(&decoder.decode_tiled(&kernels(), &latent, &layout, &|| true).unwrap(), true);
     let whole = planes(&decoder.decode(&kernels(), &latent).unwrap(), true);
     let clamped = |name: &str| tensor(&io, name).1.into_iter().map(|x| x.clamp(-1.0, 1.0)).collect::<Vec<f32>>();
     let (relative, largest) = errors(&tiled, &clamped("tile.tiled_64_48"));
@@ -214,9 +217,9 @@ fn tiles_are_the_references_and_differ_from_the_whole() {
     let all = TileLayout::new(12, 20, 20, 20).unwrap();
     assert_eq!(planes(&decoder.decode_tiled(&kernels(), &latent, &all, &|| true).unwrap(), true), whole);
     // Memory: the histories are a tile's.
-    let need = decoder.tiled_memory(&tiles, 2, 1).unwrap();
+    let need = decoder.tiled_memory(&layout, 2, 1).unwrap();
     assert_eq!(need.history, decoder.memory(8, 8, 1).unwrap().history);
-    let stopped = decoder.decode_tiled(&kernels(), &latent, &tiles, &|| false).unwrap_err();
+    let stopped = decoder.decode_tiled(&kernels(), &latent, &layout, &|| false).unwrap_err();
     assert_eq!(stopped.to_string(), "decoding was stopped; nothing was written");
     let other = TileLayout::new(12, 21, 8, 6).unwrap();
     assert!(decoder.decode_tiled(&kernels(), &latent, &other, &|| true).is_err());
@@ -227,8 +230,8 @@ fn tiles_of_the_small_trained_model_are_close_to_the_whole() {
     let Some(model) = demo_model() else { return };
     let decoder = VaeDecoder::open(&model).unwrap();
     let latent = Latent::read(&model.join("golden/prompt0.safetensors"), "z_vae").unwrap();
-    let tiles = TileLayout::new(8, 8, 6, 4).unwrap();
-    let tiled = planes(&decoder.decode_tiled(&kernels(), &latent, &tiles, &|| true).unwrap(), true);
+    let layout = TileLayout::new(8, 8, 6, 4).unwrap();
+    let tiled = planes(&decoder.decode_tiled(&kernels(), &latent, &layout, &|| true).unwrap(), true);
     let whole = planes(&decoder.decode(&kernels(), &latent).unwrap(), true);
     let (relative, largest) = errors(&tiled, &whole);
     println!("tiled against whole: relative RMS {relative:.3}, largest {largest:.3}");

@@ -84,7 +84,9 @@ impl Kernels {
                     Form::Direct(phases) => {
                         let job = Job { isa, frames, weights, input, first_row, rows, is_added };
                         let sums = at_least(floats, BLOCK_PIXELS * TILE);
-                        phases.iter().for_each(|phase| job.run(phase, sums, &mut part.sink));
+                        for phase in phases {
+                            job.run(phase, sums, &mut part.sink);
+                        }
                     }
                     Form::Winograd(panels) => {
                         let job = winograd::Job { isa, frames, weights, panels, input, first_row, rows, is_added };

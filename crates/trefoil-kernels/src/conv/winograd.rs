@@ -51,7 +51,7 @@ pub(super) fn pack(shape: FilterShape, weight: &[f32]) -> Vec<f32> {
             *lane = match point {
                 0 => first,
                 1 => (first + middle + last) / 2.0,
-                2 => (first - middle + last) / 2.0,
+                2 => f64::midpoint(first - middle, last),
                 _ => last,
             } as f32;
         }

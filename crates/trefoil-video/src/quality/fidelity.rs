@@ -70,7 +70,8 @@ pub fn steadiness(clip: &[VideoFrame]) -> Option<Steadiness> {
     let flicker = differences / ((clip.len() - 1) * first.values().len()) as f64;
     let histograms: Option<Vec<Vec<f64>>> = clip.iter().map(histogram).collect();
     let subject_consistency = histograms.map(|histograms| {
-        let alike = |pair: &[Vec<f64>], first: &[f64]| (cosine(&pair[1], first) + cosine(&pair[1], &pair[0])) / 2.0;
+        let alike =
+            |pair: &[Vec<f64>], first: &[f64]| f64::midpoint(cosine(&pair[1], first), cosine(&pair[1], &pair[0]));
         let sum: f64 = histograms.windows(2).map(|pair| alike(pair, &histograms[0])).sum();
         sum / (clip.len() - 1) as f64
     });

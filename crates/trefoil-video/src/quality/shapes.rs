@@ -403,6 +403,6 @@ mod tests {
         }
         let solution = solve([[2.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 4.0]], [4.0, 10.0, 14.0]);
         assert!(solution.iter().zip([1.0, 2.0, 3.0]).all(|(got, want)| (got - want).abs() < 1e-9), "{solution:?}");
-        assert_eq!(solve([[0.0; 3]; 3], [1.0; 3]), [0.0; 3]);
+        assert!(solve([[0.0; 3]; 3], [1.0; 3]).iter().all(|&value| value == 0.0));
     }
 }

@@ -63,6 +63,7 @@ pub(super) fn text_len() -> usize {
 
 /// Far above any model and far below overflow.
 const MAX_SIZE: usize = 1 << 24;
+pub(super) const MAX_LAYERS: usize = 1024;
 
 impl TextConfig {
     /// Reads a parsed `config.json`; `path` is named in errors.
@@ -93,7 +94,7 @@ impl TextConfig {
         if let Some((name, size)) = sizes.into_iter().find(|&(_, size)| size == 0 || size > MAX_SIZE) {
             return Err(format!("{name} is {size}; it must be 1 to {MAX_SIZE}"));
         }
-        if self.num_layers > 1024 || self.d_kv * self.num_heads > MAX_SIZE || self.text_len > 1 << 16 {
+        if self.num_layers > MAX_LAYERS || self.d_kv * self.num_heads > MAX_SIZE || self.text_len > 1 << 16 {
             return Err(format!(
                 "{} layers, {} heads of {} and {} tokens are beyond what is supported",
                 self.num_layers, self.num_heads, self.d_kv, self.text_len

@@ -5,7 +5,7 @@
 //! once. A matrix is widened a few thousand rows at a time; the whole model is never in memory.
 
 use super::TextError;
-use super::config::{TextConfig, distance, eos, epsilon, feed_forward, text_len};
+use super::config::{MAX_LAYERS, TextConfig, distance, eos, epsilon, feed_forward, text_len};
 use super::layout::{Layout, Part};
 use std::path::{Path, PathBuf};
 use trefoil_kernels::{
@@ -255,7 +255,8 @@ fn infer(checkpoint: &Checkpoint, layout: Layout) -> Result<TextConfig, TextErro
         let reason = format!("has {inner} rows, which {num_heads} heads do not divide");
         return Err(TextError::Tensor { name: query, reason });
     }
-    let num_layers = (0..).take_while(|&layer| checkpoint.tensor(&layout.name(layer, Part::Query)).is_some()).count();
+    let num_layers =
+        (0..=MAX_LAYERS).take_while(|&layer| checkpoint.tensor(&layout.name(layer, Part::Query)).is_some()).count();
     let config = TextConfig {
         vocab_size,
         d_model,

@@ -197,13 +197,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn parse(value: serde_json::Value) -> Result<VaeConfig, String> {
-        VaeConfig::from_json(&value, Path::new("vae/config.json")).map_err(|error| error.to_string())
+    fn parse(value: &serde_json::Value) -> Result<VaeConfig, String> {
+        VaeConfig::from_json(value, Path::new("vae/config.json")).map_err(|error| error.to_string())
     }
 
     #[test]
     fn the_public_configuration_has_the_published_levels() {
-        let config = parse(json!({ "_class_name": "AutoencoderKLWan", "dropout": 0.0 })).unwrap();
+        let config = parse(&json!({ "_class_name": "AutoencoderKLWan", "dropout": 0.0 })).unwrap();
         assert_eq!(config, VaeConfig::default());
         let widths: Vec<_> = config.levels().iter().map(|level| (level.inputs, level.channels)).collect();
         assert_eq!(widths, [(384, 384), (192, 384), (192, 192), (96, 96)]);
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn configurations_that_make_no_decoder_are_refused() {
-        let message = parse(json!({ "_class_name": "AutoencoderKL" })).unwrap_err();
+        let message = parse(&json!({ "_class_name": "AutoencoderKL" })).unwrap_err();
         assert_eq!(message, "vae/config.json: the VAE is a AutoencoderKL; only AutoencoderKLWan is decoded");
         for (value, expected) in [
             (json!({ "base_dim": "many" }), "no VAE config"),
@@ -228,7 +228,7 @@ mod tests {
             (json!({ "latents_std": vec![0; 16] }), "not above 0"),
             (json!("x"), "no VAE config"),
         ] {
-            let message = parse(value).unwrap_err();
+            let message = parse(&value).unwrap_err();
             assert!(message.contains(expected), "{message}");
         }
     }

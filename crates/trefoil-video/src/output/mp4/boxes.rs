@@ -185,7 +185,9 @@ fn sample_table(out: &mut Vec<u8>, track: &Track<'_>, offset: u32) {
         (1..).zip(track.samples).filter(|(_, sample)| sample.is_key).map(|(number, _)| number).collect();
     put_full(out, *b"stss", 0, |out| {
         word(out, keys.len() as u32);
-        keys.iter().for_each(|&number| word(out, number));
+        for &number in &keys {
+            word(out, number);
+        }
     });
     put_full(out, *b"stsc", 0, |out| {
         // One chunk holds all samples.
