@@ -38,6 +38,7 @@ fn table() {
         Isa::available().into_iter().map(|isa| (isa, &[0][..], small.to_vec())).collect();
     runs.push((best, &[0], Workload::of_the_model(full)));
     runs.push((best, &[0, 1], Workload::of_the_model(false)));
+    runs.push((best, &[0], Workload::of_the_decoder()));
     for (isa, cores, workloads) in runs {
         let Some(kernels) = kernels(isa, cores) else { continue };
         for workload in workloads {
@@ -119,4 +120,9 @@ fn on_device(bencher: Bencher<'_, '_>, workload: Workload) {
         }
         Err(error) => eprintln!("skipped: OpenCL ({error})"),
     }
+}
+
+#[divan::bench(args = [(30, 52, 384), (120, 208, 192)])]
+fn conv_f32(bencher: Bencher<'_, '_>, (height, width, channels): (usize, usize, usize)) {
+    run(bencher, Workload::ConvF32 { height, width, frames: 3, inputs: channels, outputs: channels });
 }

@@ -5,8 +5,9 @@
 //! peak next to it.
 
 use crate::{
-    ActivationScale, AttentionScales, AttentionSink, Codes, Epilogue, FloatEpilogue, FloatWeights, GemmSink, Isa,
-    KernelError, Kernels, Operands, PackedKeyValue, RowSink, Rows, RowsMut, Workspace,
+    ActivationScale, AttentionScales, AttentionSink, Codes, ConvSink, ConvWeights, Epilogue, FilterShape,
+    FloatEpilogue, FloatWeights, Frame, GemmSink, Isa, KernelError, Kernels, Operands, PackedKeyValue, RowSink, Rows,
+    RowsMut, Workspace,
 };
 use serde::Serialize;
 use std::time::Instant;
@@ -72,6 +73,19 @@ pub enum Workload {
         /// Columns of a head.
         head_dim: usize,
     },
+    /// [`Kernels::conv`], 3 × 3 over `frames` frames.
+    ConvF32 {
+        /// Rows of pixels.
+        height: usize,
+        /// Pixels of a row.
+        width: usize,
+        /// Frames under the filter, 1 or 3.
+        frames: usize,
+        /// Input channels.
+        inputs: usize,
+        /// Output channels.
+        outputs: usize,
+    },
 }
 
 impl Workload {
@@ -85,6 +99,9 @@ impl Workload {
             Workload::AttentionW8a8 { tokens, heads, head_dim }
             | Workload::AttentionF32 { tokens, heads, head_dim } => {
                 4.0 * tokens as f64 * tokens as f64 * (heads * head_dim) as f64
+            }
+            Workload::ConvF32 { height, width, frames, inputs, outputs } => {
+                2.0 * (height * width) as f64 * (9 * frames * inputs) as f64 * outputs as f64
             }
         }
     }
@@ -108,6 +125,19 @@ impl Workload {
         workloads.push(Workload::GemmF32 { m: 1560, k: 1536, n: 1536 });
         workloads.push(Workload::AttentionF32 { tokens: 1560, heads: 12, head_dim: 128 });
         workloads
+    }
+
+    /// Convolutions of the VAE decoder at 240 × 416 pixels, from the latent's resolution to the frame's.
+    pub fn of_the_decoder() -> Vec<Workload> {
+        [(30, 52, 384), (60, 104, 384), (120, 208, 192), (240, 416, 96)]
+            .map(|(height, width, channels)| Workload::ConvF32 {
+                height,
+                width,
+                frames: 3,
+                inputs: channels,
+                outputs: channels,
+            })
+            .to_vec()
     }
 }
 
@@ -200,6 +230,9 @@ pub struct Prepared {
     out: Vec<f32>,
     out_codes: Vec<i8>,
     packed: PackedKeyValue,
+    frames: Vec<Frame>,
+    filter: Option<ConvWeights>,
+    result: Option<Frame>,
     workspace: Workspace,
 }
 
@@ -218,6 +251,7 @@ impl Prepared {
             | Workload::GemmF32 { m, k, n } => (m, k, n),
             Workload::AttentionW8a8 { tokens, heads, head_dim }
             | Workload::AttentionF32 { tokens, heads, head_dim } => (tokens, heads * head_dim, heads * head_dim),
+            Workload::ConvF32 { height, width, inputs, outputs, .. } => (height * width, inputs, outputs),
         };
         let shape = TileShape::new(d_in, d_out).ok_or_else(refuse)?;
         let mut prepared = Prepared {
@@ -232,6 +266,9 @@ impl Prepared {
             out: Vec::new(),
             out_codes: Vec::new(),
             packed: PackedKeyValue::new(),
+            frames: Vec::new(),
+            filter: None,
+            result: None,
             workspace: Workspace::new(),
         };
         match workload {
@@ -260,6 +297,16 @@ impl Prepared {
             Workload::AttentionF32 { .. } => {
                 prepared.floats = floats(3 * rows * d_in);
                 prepared.out = vec![0.0; rows * d_in];
+            }
+            Workload::ConvF32 { height, width, frames, inputs, outputs } => {
+                let filter = FilterShape { outputs, inputs, frames, height: 3, width: 3 };
+                prepared.filter = Some(ConvWeights::new(filter, &floats(filter.elements()), &prepared.bias)?);
+                let planes = floats(rows * inputs);
+                for _ in 0..frames {
+                    let frame = Frame::from_planes(height, width, inputs, |channel| &planes[channel * rows..][..rows])?;
+                    prepared.frames.push(frame);
+                }
+                prepared.result = Some(Frame::new(height, width, outputs));
             }
         }
         Ok(prepared)
@@ -320,6 +367,12 @@ impl Prepared {
                 let out = RowsMut::dense("output", &mut self.out, tokens, width)?;
                 let sink = AttentionSink::F32 { out, operands: Operands::F32 };
                 kernels.attention_f32(query?, key?, value?, heads, Operands::F32, sink, workspace)
+            }
+            Workload::ConvF32 { .. } => {
+                let (Some(filter), Some(result)) = (&self.filter, &mut self.result) else { return Ok(()) };
+                // At most three: no allocation inside what is timed.
+                let frames: [Option<&Frame>; 3] = std::array::from_fn(|frame| self.frames.get(frame));
+                kernels.conv(&frames[..self.frames.len()], filter, ConvSink::Store(result), workspace)
             }
         }
     }
@@ -383,6 +436,7 @@ mod tests {
             Workload::GemmF32 { m: 13, k: 40, n: 33 },
             Workload::AttentionW8a8 { tokens: 13, heads: 2, head_dim: 32 },
             Workload::AttentionF32 { tokens: 13, heads: 2, head_dim: 32 },
+            Workload::ConvF32 { height: 5, width: 7, frames: 3, inputs: 4, outputs: 33 },
         ] {
             let row = measure(&kernels, workload, 2).unwrap();
             assert!(row.min_ms <= row.median_ms && row.median_ms <= row.max_ms && row.gops > 0.0);

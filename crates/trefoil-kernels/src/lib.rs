@@ -8,6 +8,7 @@
 //! | f32 GEMM on tiled INT8 or plain weights | [`Kernels::gemm_f32`] |
 //! | INT8 attention | [`Kernels::pack_key_value`], [`Kernels::attention_w8a8`] |
 //! | f32 attention | [`Kernels::attention_f32`] |
+//! | f32 convolution of video frames, norm over channels | [`Kernels::conv`], [`Kernels::pixel_norm`] |
 //! | LayerNorm with modulation, RMSNorm with rotary positions, softmax, quantisation | [`Kernels::layer_norm`], [`Kernels::rms_norm`], [`Kernels::softmax`], [`Kernels::quantise`], … |
 //!
 //! The module `opencl` (feature `opencl`, on by default; nothing is linked) has the same operators for OpenCL devices. The
@@ -26,6 +27,7 @@
 
 mod attention;
 pub mod bench;
+mod conv;
 mod error;
 mod gemm;
 mod isa;
@@ -42,6 +44,7 @@ mod view;
 mod workspace;
 
 pub use attention::{AttentionScales, AttentionSink, KEY_BLOCK, PackedKeyValue};
+pub use conv::{ConvSink, ConvWeights, FilterShape, Frame};
 pub use error::KernelError;
 pub use gemm::{
     Activation, ActivationScale, Adapter, Codes, Epilogue, FloatAdapter, FloatEpilogue, FloatWeights, GemmSink,

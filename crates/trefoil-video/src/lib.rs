@@ -13,14 +13,18 @@ pub mod engine;
 mod error;
 pub mod model;
 pub mod noise;
+pub mod output;
 pub mod pack;
 pub mod process;
+pub mod quality;
 pub mod rates;
 pub mod sampler;
 pub mod schedule;
 pub mod stream;
 pub mod synthetic;
 pub mod tensors;
+pub mod text;
+pub mod vae;
 
 pub use calibrate::{Calibration, CalibrationClip};
 pub use config::DitConfig;

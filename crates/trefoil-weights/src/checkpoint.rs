@@ -2,6 +2,10 @@
 //!
 //! Only headers are read eagerly. Tensor bytes are mapped in windows and unmapped again, so reading a model costs the
 //! memory of one window. Names, lengths and offsets of the files are untrusted and checked before use.
+//!
+//! PyTorch's own files (`.pth`) are read too, without running what is in them.
+
+mod torch;
 
 use crate::{FloatType, WeightsError};
 use memmap2::{Mmap, MmapOptions};
@@ -120,13 +124,15 @@ impl Checkpoint {
 
     /// Reads the header of one file and adds its tensors.
     fn add_file(&mut self, path: &Path) -> Result<(), WeightsError> {
-        if path.extension().is_some_and(|extension| extension == "pth" || extension == "pt" || extension == "bin") {
-            return Err(WeightsError::checkpoint(
-                path,
-                "a pickled file, which can run code when read; convert it to safetensors",
-            ));
-        }
         let file = File::open(path).map_err(WeightsError::io("open", path))?;
+        if path.extension().is_some_and(|extension| extension == "pth" || extension == "pt" || extension == "bin") {
+            let number = self.files.len();
+            for torch::TorchTensor { name, dtype, shape, bytes, offset } in torch::read(path, &file)? {
+                self.add(path, SourceTensor { name, dtype, shape, bytes, file: number, offset })?;
+            }
+            self.files.push((path.to_path_buf(), file));
+            return Ok(());
+        }
         let length = file.metadata().map_err(WeightsError::io("inspect", path))?.len();
         if length < 8 {
             return Err(WeightsError::checkpoint(path, format!("{length} bytes are no safetensors file")));
@@ -160,16 +166,22 @@ impl Checkpoint {
                 file: number,
                 offset: data_start + begin,
             };
-            if let Some(twin) = self.tensors.insert(name.clone(), tensor) {
-                let other = self.files.get(twin.file).map_or(path, |(path, _)| path.as_path());
-                return Err(WeightsError::checkpoint(
-                    path,
-                    format!("tensor `{name}` is also in {}; give each tensor once", other.display()),
-                ));
-            }
+            self.add(path, tensor)?;
         }
         drop(map);
         self.files.push((path.to_path_buf(), file));
+        Ok(())
+    }
+
+    fn add(&mut self, path: &Path, tensor: SourceTensor) -> Result<(), WeightsError> {
+        let name = tensor.name.clone();
+        if let Some(twin) = self.tensors.insert(name.clone(), tensor) {
+            let other = self.files.get(twin.file).map_or(path, |(path, _)| path.as_path());
+            return Err(WeightsError::checkpoint(
+                path,
+                format!("tensor `{name}` is also in {}; give each tensor once", other.display()),
+            ));
+        }
         Ok(())
     }
 }

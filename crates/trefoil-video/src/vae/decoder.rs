@@ -1,0 +1,316 @@
+//! The decoder's weights.
+
+use super::config::VaeConfig;
+use super::load::{Layout, Loader};
+use super::{DecoderMemory, DecoderSession, VaeError};
+use std::path::{Path, PathBuf};
+use trefoil_kernels::{ConvWeights, FilterShape};
+use trefoil_weights::checkpoint::Checkpoint;
+
+/// A causal convolution over three frames and the slot of its history.
+#[derive(Debug)]
+pub(super) struct CausalConv {
+    pub(super) weights: ConvWeights,
+    pub(super) slot: usize,
+}
+
+/// `shortcut(x) + conv2(SiLU(norm2(conv1(SiLU(norm1(x))))))`.
+#[derive(Debug)]
+pub(super) struct Residual {
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    pub(super) norm1: Vec<f32>,
+    pub(super) conv1: CausalConv,
+    pub(super) norm2: Vec<f32>,
+    pub(super) conv2: CausalConv,
+    /// 1 × 1; none is the identity.
+    pub(super) shortcut: Option<ConvWeights>,
+}
+
+/// One head of attention over the pixels of a frame.
+#[derive(Debug)]
+pub(super) struct Attention {
+    pub(super) channels: usize,
+    pub(super) norm: Vec<f32>,
+    /// `[3·channels, channels]`: queries, keys, values.
+    pub(super) to_qkv: Vec<f32>,
+    pub(super) to_qkv_bias: Vec<f32>,
+    /// `[channels, channels]`.
+    pub(super) proj: Vec<f32>,
+    pub(super) proj_bias: Vec<f32>,
+}
+
+/// Doubling of rows and columns, of the frame rate too where there is a time convolution.
+#[derive(Debug)]
+pub(super) struct Upsampler {
+    pub(super) time: Option<TimeConv>,
+    pub(super) resample: ConvWeights,
+}
+
+/// 3 × 1 × 1 over three frames; the halves of its outputs are two frames.
+#[derive(Debug)]
+pub(super) struct TimeConv {
+    pub(super) halves: [ConvWeights; 2],
+    pub(super) slot: usize,
+}
+
+/// Residual blocks of one resolution.
+#[derive(Debug)]
+pub(super) struct Level {
+    pub(super) residuals: Vec<Residual>,
+    pub(super) upsampler: Option<Upsampler>,
+}
+
+/// The decoder of a Wan VAE: weights in f32, packed for [`trefoil_kernels::Kernels::conv`]. Immutable; what a clip needs
+/// besides is in a [`DecoderSession`], so several clips and tiles share one decoder.
+#[derive(Debug)]
+pub struct VaeDecoder {
+    config: VaeConfig,
+    layout: Layout,
+    pub(super) post_quant: ConvWeights,
+    pub(super) conv_in: CausalConv,
+    pub(super) middle: (Residual, Attention, Residual),
+    pub(super) levels: Vec<Level>,
+    pub(super) norm_out: Vec<f32>,
+    pub(super) conv_out: CausalConv,
+    pub(super) slots: usize,
+}
+
+/// Numbers the histories in order of use.
+#[derive(Debug, Default)]
+struct Slots(usize);
+
+impl Slots {
+    fn next(&mut self) -> usize {
+        self.0 += 1;
+        self.0 - 1
+    }
+}
+
+fn causal(
+    loader: &Loader<'_>,
+    slots: &mut Slots,
+    stem: &str,
+    inputs: usize,
+    outputs: usize,
+) -> Result<CausalConv, VaeError> {
+    let shape = FilterShape { outputs, inputs, frames: 3, height: 3, width: 3 };
+    Ok(CausalConv { weights: loader.conv(stem, shape)?, slot: slots.next() })
+}
+
+fn pointwise(loader: &Loader<'_>, stem: &str, inputs: usize, outputs: usize) -> Result<ConvWeights, VaeError> {
+    loader.conv(stem, FilterShape { outputs, inputs, frames: 1, height: 1, width: 1 })
+}
+
+fn residual(
+    loader: &Loader<'_>,
+    slots: &mut Slots,
+    stem: &str,
+    inputs: usize,
+    outputs: usize,
+) -> Result<Residual, VaeError> {
+    let shortcut = if inputs == outputs {
+        None
+    } else {
+        Some(pointwise(loader, &format!("{stem}.conv_shortcut"), inputs, outputs)?)
+    };
+    Ok(Residual {
+        inputs,
+        outputs,
+        norm1: loader.values(&format!("{stem}.norm1.gamma"), &[inputs])?,
+        conv1: causal(loader, slots, &format!("{stem}.conv1"), inputs, outputs)?,
+        norm2: loader.values(&format!("{stem}.norm2.gamma"), &[outputs])?,
+        conv2: causal(loader, slots, &format!("{stem}.conv2"), outputs, outputs)?,
+        shortcut,
+    })
+}
+
+fn attention(loader: &Loader<'_>, stem: &str, channels: usize) -> Result<Attention, VaeError> {
+    Ok(Attention {
+        channels,
+        norm: loader.values(&format!("{stem}.norm.gamma"), &[channels])?,
+        to_qkv: loader.values(&format!("{stem}.to_qkv.weight"), &[3 * channels, channels])?,
+        to_qkv_bias: loader.values(&format!("{stem}.to_qkv.bias"), &[3 * channels])?,
+        proj: loader.values(&format!("{stem}.proj.weight"), &[channels, channels])?,
+        proj_bias: loader.values(&format!("{stem}.proj.bias"), &[channels])?,
+    })
+}
+
+fn upsampler(
+    loader: &Loader<'_>,
+    slots: &mut Slots,
+    stem: &str,
+    channels: usize,
+    is_timed: bool,
+) -> Result<Upsampler, VaeError> {
+    let time = if is_timed {
+        let shape = FilterShape { outputs: 2 * channels, inputs: channels, frames: 3, height: 1, width: 1 };
+        let (weight, bias) = loader.filter(&format!("{stem}.time_conv"), shape)?;
+        let half = FilterShape { outputs: channels, ..shape };
+        let (first, second) = weight.split_at(half.elements());
+        let halves =
+            [ConvWeights::new(half, first, &bias[..channels])?, ConvWeights::new(half, second, &bias[channels..])?];
+        Some(TimeConv { halves, slot: slots.next() })
+    } else {
+        None
+    };
+    let shape = FilterShape { outputs: channels / 2, inputs: channels, frames: 1, height: 3, width: 3 };
+    let (weight, bias) = loader.filter(&format!("{stem}.resample.1"), shape)?;
+    Ok(Upsampler { time, resample: ConvWeights::upsampling(shape, &weight, &bias)? })
+}
+
+impl VaeDecoder {
+    /// Opens a `vae/` folder, a safetensors file, or a pipeline folder that holds `vae_decoder/` or `vae/`. Without a
+    /// `config.json` the sizes of Wan2.1's VAE are assumed, and every tensor's shape is checked against them.
+    ///
+    /// # Errors
+    /// Files that cannot be read, a config that makes no decoder, tensors missing or of another shape (by name).
+    pub fn open(path: &Path) -> Result<VaeDecoder, VaeError> {
+        let path = locate(path);
+        let checkpoint = Checkpoint::open(&path, &[])?;
+        let config = match checkpoint.config() {
+            Some(config) => VaeConfig::from_json(config, &path.join("config.json"))?,
+            None => VaeConfig::default(),
+        };
+        VaeDecoder::load(&checkpoint, config, &path)
+    }
+
+    /// Reads the decoder's tensors from an open checkpoint; `path` is named in errors.
+    ///
+    /// # Errors
+    /// As [`VaeDecoder::open`].
+    pub fn load(checkpoint: &Checkpoint, config: VaeConfig, path: &Path) -> Result<VaeDecoder, VaeError> {
+        let loader = Loader::new(checkpoint, path, config.num_res_blocks)?;
+        let mut slots = Slots::default();
+        let middle = config.middle();
+        if !middle.is_multiple_of(32) {
+            return Err(VaeError::config(
+                path,
+                format!("the middle has {middle} channels; its attention needs a multiple of 32"),
+            ));
+        }
+        let post_quant = pointwise(&loader, "post_quant_conv", config.z_dim, config.z_dim)?;
+        let conv_in = causal(&loader, &mut slots, "decoder.conv_in", config.z_dim, middle)?;
+        let middle = (
+            residual(&loader, &mut slots, "decoder.mid_block.resnets.0", middle, middle)?,
+            attention(&loader, "decoder.mid_block.attentions.0", middle)?,
+            residual(&loader, &mut slots, "decoder.mid_block.resnets.1", middle, middle)?,
+        );
+        let mut levels = Vec::new();
+        for (number, level) in config.levels().into_iter().enumerate() {
+            let stem = format!("decoder.up_blocks.{number}");
+            let mut residuals = Vec::new();
+            for block in 0..=config.num_res_blocks {
+                let inputs = if block == 0 { level.inputs } else { level.channels };
+                let stem = format!("{stem}.resnets.{block}");
+                residuals.push(residual(&loader, &mut slots, &stem, inputs, level.channels)?);
+            }
+            let upsampler = if level.is_upsampled {
+                let stem = format!("{stem}.upsamplers.0");
+                Some(upsampler(&loader, &mut slots, &stem, level.channels, level.is_time_upsampled)?)
+            } else {
+                None
+            };
+            levels.push(Level { residuals, upsampler });
+        }
+        // A tensor for a shape this config does not have says that the config is another model's.
+        let beyond = format!("decoder.up_blocks.{}.resnets.0.conv1.weight", levels.len());
+        if loader.has(&beyond) {
+            let reason = format!(
+                "the checkpoint has `{}`, beyond the {} levels of its config",
+                loader.name(&beyond),
+                levels.len()
+            );
+            return Err(VaeError::config(path, reason));
+        }
+        let norm_out = loader.values("decoder.norm_out.gamma", &[config.base_dim * config.dim_mult[0]])?;
+        let conv_out = causal(&loader, &mut slots, "decoder.conv_out", norm_out.len(), 3)?;
+        Ok(VaeDecoder {
+            layout: loader.layout(),
+            config,
+            post_quant,
+            conv_in,
+            middle,
+            levels,
+            norm_out,
+            conv_out,
+            slots: slots.0,
+        })
+    }
+
+    /// Sizes and statistics.
+    pub fn config(&self) -> &VaeConfig {
+        &self.config
+    }
+
+    /// Names that the checkpoint uses.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Histories that a clip keeps (two frames each).
+    pub fn histories(&self) -> usize {
+        self.slots
+    }
+
+    /// Bytes of the packed weights.
+    pub fn weight_bytes(&self) -> usize {
+        let residual = |block: &Residual| {
+            let norms = (block.norm1.capacity() + block.norm2.capacity()) * size_of::<f32>();
+            norms
+                + block.conv1.weights.bytes()
+                + block.conv2.weights.bytes()
+                + block.shortcut.as_ref().map_or(0, ConvWeights::bytes)
+        };
+        let attention = &self.middle.1;
+        let plain = [
+            &attention.norm,
+            &attention.to_qkv,
+            &attention.to_qkv_bias,
+            &attention.proj,
+            &attention.proj_bias,
+            &self.norm_out,
+        ];
+        let levels = self.levels.iter().map(|level| {
+            let blocks: usize = level.residuals.iter().map(residual).sum();
+            let upsampler = level.upsampler.as_ref().map_or(0, |upsampler| {
+                let time = upsampler.time.as_ref().map_or(0, |time| time.halves.iter().map(ConvWeights::bytes).sum());
+                upsampler.resample.bytes() + time
+            });
+            blocks + upsampler
+        });
+        plain.iter().map(|values| values.capacity() * size_of::<f32>()).sum::<usize>()
+            + levels.sum::<usize>()
+            + residual(&self.middle.0)
+            + residual(&self.middle.2)
+            + [&self.post_quant, &self.conv_in.weights, &self.conv_out.weights]
+                .map(ConvWeights::bytes)
+                .iter()
+                .sum::<usize>()
+    }
+
+    /// A clip of latents of `height` × `width`: empty histories.
+    ///
+    /// # Errors
+    /// An empty extent or one too large to count.
+    pub fn session(&self, height: usize, width: usize) -> Result<DecoderSession<'_>, VaeError> {
+        DecoderSession::new(self, height, width)
+    }
+
+    /// Memory that a clip of latents of `height` × `width` will take on `threads` threads, by walking the same steps without data.
+    ///
+    /// # Errors
+    /// As [`VaeDecoder::session`].
+    pub fn memory(&self, height: usize, width: usize, threads: usize) -> Result<DecoderMemory, VaeError> {
+        DecoderSession::predict(self, height, width, threads)
+    }
+}
+
+/// The folder of the VAE in a pipeline folder, else the path itself.
+fn locate(path: &Path) -> PathBuf {
+    ["vae_decoder", "vae"]
+        .into_iter()
+        .map(|folder| path.join(folder))
+        .find(|folder| folder.is_dir())
+        .unwrap_or_else(|| path.to_path_buf())
+}

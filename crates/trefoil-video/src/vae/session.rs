@@ -1,0 +1,386 @@
+//! Decoding a clip, one latent frame at a time.
+//!
+//! Every causal convolution remembers the last two frames it saw. So a frame is decoded as a whole, depth first: where the
+//! frame rate doubles, the first of the two frames goes through all finer levels before the second is made. No level ever
+//! holds more than one frame besides its histories, whatever the number of frames of the clip.
+//!
+//! The time convolutions differ (Wan2.1's "Rep" marker): the first frame of a clip skips them **and** does not enter their
+//! history, so the second frame sees zeros, not the first frame.
+
+use super::decoder::{Attention, CausalConv, Residual, Upsampler, VaeDecoder};
+use super::{Latent, VaeError};
+use crate::output::VideoFrame;
+use serde::Serialize;
+use trefoil_kernels::{
+    Activation, AttentionSink, ConvSink, ConvWeights, FloatEpilogue, FloatWeights, Frame, GemmSink, Kernels, Operands,
+    Rows, RowsMut, Workspace,
+};
+
+/// Largest latent side: 8,192 pixels at a scale of 8.
+pub(super) const MAX_SIDE: usize = 1024;
+
+/// Bytes that decoding takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct DecoderMemory {
+    /// Packed weights, shared by all clips and tiles.
+    pub weights: usize,
+    /// Frames that causal convolutions remember.
+    pub history: usize,
+    /// Working frames, attention and the frames handed out.
+    pub working: usize,
+}
+
+impl DecoderMemory {
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.weights + self.history + self.working
+    }
+}
+
+/// A feature map; without values where only memory is counted.
+#[derive(Debug)]
+struct Map {
+    height: usize,
+    width: usize,
+    channels: usize,
+    frame: Option<Frame>,
+}
+
+impl Map {
+    fn bytes(&self) -> usize {
+        Frame::elements(self.height, self.width, self.channels) * size_of::<f32>()
+    }
+
+    fn is(&self, height: usize, width: usize, channels: usize) -> bool {
+        (self.height, self.width, self.channels) == (height, width, channels)
+    }
+}
+
+/// The last two frames that a causal convolution saw, older first.
+type History = [Option<Map>; 2];
+
+/// A clip being decoded. Latent frames go in with [`DecoderSession::push`], video frames come out.
+#[derive(Debug)]
+pub struct DecoderSession<'d> {
+    decoder: &'d VaeDecoder,
+    height: usize,
+    width: usize,
+    latents: usize,
+    histories: Vec<History>,
+    /// Which time convolutions have let the first frame pass.
+    is_started: Vec<bool>,
+    /// Frames not in use, to be used again.
+    spares: Vec<Map>,
+    /// Normed pixels, and queries, keys and values of the attention.
+    pixels: Vec<f32>,
+    projections: Vec<f32>,
+    workspace: Workspace,
+    /// Frames of the current latent frame.
+    out: Vec<VideoFrame>,
+    count: Count,
+}
+
+/// Bytes now and at most.
+#[derive(Debug, Default, Clone, Copy)]
+struct Count {
+    frames: usize,
+    attention: usize,
+    out: usize,
+    /// Of the kernels, a thread.
+    scratch: usize,
+}
+
+impl<'d> DecoderSession<'d> {
+    pub(super) fn new(decoder: &'d VaeDecoder, height: usize, width: usize) -> Result<DecoderSession<'d>, VaeError> {
+        if height == 0 || width == 0 || height > MAX_SIDE || width > MAX_SIDE {
+            return Err(VaeError::Latent {
+                what: format!("of {height}×{width} pixels"),
+                reason: format!("each side must have 1 to {MAX_SIDE} latent pixels; decode in tiles of such a size"),
+            });
+        }
+        Ok(DecoderSession {
+            decoder,
+            height,
+            width,
+            latents: 0,
+            histories: (0..decoder.slots).map(|_| History::default()).collect(),
+            is_started: vec![false; decoder.slots],
+            spares: Vec::new(),
+            pixels: Vec::new(),
+            projections: Vec::new(),
+            workspace: Workspace::new(),
+            out: Vec::new(),
+            count: Count::default(),
+        })
+    }
+
+    /// Walks three latent frames without data: then every history is full.
+    pub(super) fn predict(
+        decoder: &VaeDecoder,
+        height: usize,
+        width: usize,
+        threads: usize,
+    ) -> Result<DecoderMemory, VaeError> {
+        let mut session = DecoderSession::new(decoder, height, width)?;
+        for _ in 0..3 {
+            session.step(None, None)?;
+            session.out.clear();
+        }
+        let mut memory = session.memory();
+        memory.working += threads * session.count.scratch;
+        Ok(memory)
+    }
+
+    /// Memory held now, and at most so far for working frames.
+    pub fn memory(&self) -> DecoderMemory {
+        let history = self.histories.iter().flatten().flatten().map(Map::bytes).sum();
+        let scratch = self.workspace.bytes();
+        DecoderMemory {
+            weights: self.decoder.weight_bytes(),
+            history,
+            working: self.count.frames - history + self.count.attention + self.count.out + scratch,
+        }
+    }
+
+    /// Latent frames pushed so far.
+    pub fn latent_frames(&self) -> usize {
+        self.latents
+    }
+
+    /// Decodes the next latent frame, `frame` of `latent`: one video frame from the first, `temporal_scale` from each later
+    /// one. Values are as the decoder leaves them, not clamped.
+    ///
+    /// # Errors
+    /// A latent of other extents than the session's, or a frame that it does not have.
+    pub fn push(&mut self, kernels: &Kernels, latent: &Latent, frame: usize) -> Result<Vec<VideoFrame>, VaeError> {
+        let config = self.decoder.config();
+        if latent.channels() != config.z_dim || (latent.height(), latent.width()) != (self.height, self.width) {
+            return Err(VaeError::Latent {
+                what: format!("of {}", latent.shape()),
+                reason: format!(
+                    "this clip has latent frames of {} channels, {}×{} pixels",
+                    config.z_dim, self.height, self.width
+                ),
+            });
+        }
+        let frame = latent.frame(frame)?;
+        self.step(Some(kernels), Some(frame))?;
+        Ok(std::mem::take(&mut self.out))
+    }
+
+    fn step(&mut self, kernels: Option<&Kernels>, latent: Option<Frame>) -> Result<(), VaeError> {
+        let decoder = self.decoder;
+        let (height, width) = (self.height, self.width);
+        let channels = decoder.config().z_dim;
+        self.count.out = 0;
+        // The latent and its 1 × 1 convolution are the caller's size, not a level's: made here, dropped here.
+        let latent = Map { height, width, channels, frame: latent };
+        let quantised = self.take(height, width, channels, kernels.is_some());
+        let quantised = self.conv_into(kernels, &decoder.post_quant, &latent, quantised)?;
+        let middle = decoder.conv_in.weights.shape().outputs;
+        let x = self.take(height, width, middle, kernels.is_some());
+        let mut x = self.causal(kernels, &decoder.conv_in, quantised, x, false)?;
+        x = self.residual(kernels, &decoder.middle.0, x)?;
+        x = self.attention(kernels, &decoder.middle.1, x)?;
+        x = self.residual(kernels, &decoder.middle.2, x)?;
+        self.level(kernels, 0, x)?;
+        self.latents += 1;
+        Ok(())
+    }
+
+    /// A level's residual blocks, its upsampling, and all finer levels.
+    fn level(&mut self, kernels: Option<&Kernels>, index: usize, mut x: Map) -> Result<(), VaeError> {
+        let decoder = self.decoder;
+        let Some(level) = decoder.levels.get(index) else { return self.head(kernels, x) };
+        for block in &level.residuals {
+            x = self.residual(kernels, block, x)?;
+        }
+        let Some(upsampler) = &level.upsampler else { return self.level(kernels, index + 1, x) };
+        match &upsampler.time {
+            Some(time) if self.is_started[time.slot] => {
+                for half in &time.halves {
+                    let frame = self.take(x.height, x.width, x.channels, kernels.is_some());
+                    let frame = self.with_history(kernels, half, time.slot, &x, frame, false)?;
+                    self.finer(kernels, upsampler, index, frame)?;
+                }
+                self.remember(time.slot, x);
+                Ok(())
+            }
+            time => {
+                if let Some(time) = time {
+                    self.is_started[time.slot] = true;
+                }
+                self.finer(kernels, upsampler, index, x)
+            }
+        }
+    }
+
+    /// Doubles rows and columns of `x` and goes on with the next level.
+    fn finer(
+        &mut self,
+        kernels: Option<&Kernels>,
+        upsampler: &Upsampler,
+        index: usize,
+        x: Map,
+    ) -> Result<(), VaeError> {
+        let channels = upsampler.resample.shape().outputs;
+        let doubled = self.take(2 * x.height, 2 * x.width, channels, kernels.is_some());
+        let doubled = self.conv_into(kernels, &upsampler.resample, &x, doubled)?;
+        self.spares.push(x);
+        self.level(kernels, index + 1, doubled)
+    }
+
+    /// The last norm and convolution: a video frame.
+    fn head(&mut self, kernels: Option<&Kernels>, x: Map) -> Result<(), VaeError> {
+        let decoder = self.decoder;
+        let normed = self.norm(kernels, &decoder.norm_out, &x)?;
+        self.spares.push(x);
+        let rgb = self.take(normed.height, normed.width, 3, kernels.is_some());
+        let rgb = self.causal(kernels, &decoder.conv_out, normed, rgb, false)?;
+        self.count.out += rgb.height * rgb.width * 3 * size_of::<f32>();
+        if let Some(frame) = &rgb.frame {
+            let rows = (0..rgb.height).flat_map(|y| frame.row(y)).copied().collect();
+            self.out.push(VideoFrame::from_signed(rgb.height, rgb.width, rows));
+        }
+        self.spares.push(rgb);
+        Ok(())
+    }
+
+    fn residual(&mut self, kernels: Option<&Kernels>, block: &Residual, x: Map) -> Result<Map, VaeError> {
+        let (height, width, has_data) = (x.height, x.width, kernels.is_some());
+        debug_assert_eq!(x.channels, block.inputs, "channels of a residual block");
+        let normed = self.norm(kernels, &block.norm1, &x)?;
+        let inner = self.take(height, width, block.outputs, has_data);
+        let inner = self.causal(kernels, &block.conv1, normed, inner, false)?;
+        let normed = self.norm(kernels, &block.norm2, &inner)?;
+        self.spares.push(inner);
+        let base = match &block.shortcut {
+            None => x,
+            Some(shortcut) => {
+                let base = self.take(height, width, block.outputs, has_data);
+                let base = self.conv_into(kernels, shortcut, &x, base)?;
+                self.spares.push(x);
+                base
+            }
+        };
+        self.causal(kernels, &block.conv2, normed, base, true)
+    }
+
+    fn attention(&mut self, kernels: Option<&Kernels>, weights: &Attention, mut x: Map) -> Result<Map, VaeError> {
+        let (pixels, channels) = (x.height * x.width, weights.channels);
+        self.count.attention = 4 * pixels * channels * size_of::<f32>();
+        let normed = self.norm(kernels, &weights.norm, &x)?;
+        if let (Some(kernels), Some(x), Some(frame)) = (kernels, &mut x.frame, &normed.frame) {
+            self.pixels.resize(pixels * channels, 0.0);
+            self.projections.resize(3 * pixels * channels, 0.0);
+            for (y, row) in self.pixels.chunks_exact_mut(normed.width * channels).enumerate() {
+                row.copy_from_slice(frame.row(y));
+            }
+            let project = |weight: &[f32], bias: &[f32], input: &[f32], out: &mut [f32], workspace: &mut Workspace| {
+                let outputs = bias.len();
+                let input = Rows::dense("pixels", input, pixels, channels)?;
+                let weight = FloatWeights::OutIn(Rows::dense("weights", weight, outputs, channels)?);
+                let epilogue = FloatEpilogue { bias: Some(bias), ..FloatEpilogue::default() };
+                let out = RowsMut::dense("projections", out, pixels, outputs)?;
+                let sink = GemmSink::F32 { out, operands: Operands::F32 };
+                kernels.gemm_f32(input, &weight, Operands::F32, &epilogue, sink, workspace)
+            };
+            let workspace = &mut self.workspace;
+            project(&weights.to_qkv, &weights.to_qkv_bias, &self.pixels, &mut self.projections, workspace)?;
+            let part = |index: usize| {
+                Rows::new("projection", &self.projections[index * channels..], pixels, channels, 3 * channels)
+            };
+            let out = RowsMut::dense("attention", &mut self.pixels, pixels, channels)?;
+            let sink = AttentionSink::F32 { out, operands: Operands::F32 };
+            kernels.attention_f32(part(0)?, part(1)?, part(2)?, 1, Operands::F32, sink, workspace)?;
+            let out = &mut self.projections[..pixels * channels];
+            project(&weights.proj, &weights.proj_bias, &self.pixels, out, workspace)?;
+            for (y, added) in out.chunks_exact(normed.width * channels).enumerate() {
+                for (x, &added) in x.row_mut(y).iter_mut().zip(added) {
+                    *x += added;
+                }
+            }
+        }
+        self.spares.push(normed);
+        Ok(x)
+    }
+
+    /// `SiLU` follows every norm but the attention's.
+    fn norm(&mut self, kernels: Option<&Kernels>, gain: &[f32], x: &Map) -> Result<Map, VaeError> {
+        let activation = if std::ptr::eq(gain, self.decoder.middle.1.norm.as_slice()) {
+            Activation::Identity
+        } else {
+            Activation::Silu
+        };
+        let mut out = self.take(x.height, x.width, x.channels, kernels.is_some());
+        if let (Some(kernels), Some(x), Some(out)) = (kernels, &x.frame, &mut out.frame) {
+            kernels.pixel_norm(x, gain, activation, out, &mut self.workspace)?;
+        }
+        Ok(out)
+    }
+
+    /// A convolution without history into `out`.
+    fn conv_into(
+        &mut self,
+        kernels: Option<&Kernels>,
+        weights: &ConvWeights,
+        x: &Map,
+        mut out: Map,
+    ) -> Result<Map, VaeError> {
+        self.count.scratch = self.count.scratch.max(weights.scratch_bytes(x.height, x.width));
+        if let (Some(kernels), Some(x), Some(out)) = (kernels, &x.frame, &mut out.frame) {
+            kernels.conv(&[Some(x)], weights, ConvSink::Store(out), &mut self.workspace)?;
+        }
+        Ok(out)
+    }
+
+    /// A causal convolution of `x` and what the slot remembers; then `x` is remembered.
+    fn causal(
+        &mut self,
+        kernels: Option<&Kernels>,
+        conv: &CausalConv,
+        x: Map,
+        out: Map,
+        is_added: bool,
+    ) -> Result<Map, VaeError> {
+        let out = self.with_history(kernels, &conv.weights, conv.slot, &x, out, is_added)?;
+        self.remember(conv.slot, x);
+        Ok(out)
+    }
+
+    fn with_history(
+        &mut self,
+        kernels: Option<&Kernels>,
+        weights: &ConvWeights,
+        slot: usize,
+        x: &Map,
+        mut out: Map,
+        is_added: bool,
+    ) -> Result<Map, VaeError> {
+        self.count.scratch = self.count.scratch.max(weights.scratch_bytes(x.height, x.width));
+        if let (Some(kernels), Some(x), Some(out)) = (kernels, &x.frame, &mut out.frame) {
+            let [older, newer] =
+                self.histories[slot].each_ref().map(|entry| entry.as_ref().and_then(|map| map.frame.as_ref()));
+            let sink = if is_added { ConvSink::Add(out) } else { ConvSink::Store(out) };
+            kernels.conv(&[older, newer, Some(x)], weights, sink, &mut self.workspace)?;
+        }
+        Ok(out)
+    }
+
+    fn remember(&mut self, slot: usize, x: Map) {
+        let [older, newer] = &mut self.histories[slot];
+        let forgotten = std::mem::replace(older, newer.replace(x));
+        self.spares.extend(forgotten);
+    }
+
+    /// A frame to be overwritten: one that is free, else a new one.
+    fn take(&mut self, height: usize, width: usize, channels: usize, has_data: bool) -> Map {
+        if let Some(at) = self.spares.iter().position(|map| map.is(height, width, channels)) {
+            return self.spares.swap_remove(at);
+        }
+        let frame = has_data.then(|| Frame::new(height, width, channels));
+        let map = Map { height, width, channels, frame };
+        self.count.frames += map.bytes();
+        map
+    }
+}
