@@ -27,6 +27,15 @@ pub enum CliError {
     /// Video models and clips.
     #[error(transparent)]
     Video(#[from] trefoil_video::VideoError),
+    /// A VAE or a latent.
+    #[error(transparent)]
+    Vae(#[from] trefoil_video::vae::VaeError),
+    /// A text encoder, a tokenizer or a prompt.
+    #[error(transparent)]
+    Text(#[from] trefoil_video::text::TextError),
+    /// A clip's file.
+    #[error(transparent)]
+    Output(#[from] trefoil_video::output::OutputError),
     /// Vocabulary.
     #[error(transparent)]
     Core(#[from] trefoil_core::CoreError),
@@ -57,8 +66,11 @@ impl CliError {
         use trefoil_profile::ProfileError;
         use trefoil_run::RunError;
         use trefoil_video::VideoError;
+        use trefoil_video::vae::VaeError;
         match self {
-            Self::Profile(ProfileError::Interrupted { .. }) | Self::Video(VideoError::Interrupted { .. }) => 130,
+            Self::Profile(ProfileError::Interrupted { .. })
+            | Self::Video(VideoError::Interrupted { .. })
+            | Self::Vae(VaeError::Stopped) => 130,
             Self::Profile(ProfileError::Strict { .. }) | Self::Run(RunError::Strict { .. }) => 4,
             Self::Differs(_) => 3,
             Self::Run(

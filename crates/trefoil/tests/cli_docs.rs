@@ -31,6 +31,9 @@ const COMMANDS: &[&[&str]] = &[
     &["video", "denoise"],
     &["video", "rates"],
     &["video", "stream"],
+    &["video", "encode"],
+    &["video", "decode"],
+    &["video", "generate"],
     &["probe"],
     &["make-model"],
 ];

@@ -1,5 +1,6 @@
 //! `trefoil video`: flags.
 
+use crate::commands::video::{decode::DecodeArgs, encode::EncodeArgs, generate::GenerateArgs};
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -28,6 +29,12 @@ pub enum VideoCommand {
     Rates(RatesArgs),
     /// Denoise many prompts through the two-engine pipeline: period, latency, idle
     Stream(StreamArgs),
+    /// Encode prompts with a model's text encoder
+    Encode(EncodeArgs),
+    /// Decode a latent to a clip: a video file, an animation, pictures or tensors
+    Decode(DecodeArgs),
+    /// Make a clip from a prompt: text encoder, transformer on one engine or two, decoder
+    Generate(GenerateArgs),
 }
 
 /// `trefoil video pack`.

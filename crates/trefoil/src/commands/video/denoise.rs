@@ -73,7 +73,7 @@ pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
 }
 
 /// Engines of this process. Returns the latent after every step.
-fn in_this_process(
+pub(super) fn in_this_process(
     lanes: &mut [Lane],
     clip: &Clip,
     noise: &Tensor,

@@ -1,9 +1,13 @@
 //! `trefoil video`: pack, describe, calibrate, denoise, measure and stream video diffusion transformers.
 
 mod bench;
+pub mod decode;
 mod denoise;
+pub mod encode;
+pub mod generate;
 mod lanes;
 mod rates;
+mod shared;
 mod stream;
 
 use crate::cli::{CalibrateArgs, VideoCommand, VideoInfoArgs, VideoPackArgs};
@@ -33,6 +37,9 @@ pub fn run(command: &VideoCommand) -> Result<(), CliError> {
         VideoCommand::Denoise(args) => denoise::run(args),
         VideoCommand::Rates(args) => rates::run(args),
         VideoCommand::Stream(args) => stream::run(args),
+        VideoCommand::Encode(args) => encode::run(args),
+        VideoCommand::Decode(args) => decode::run(args),
+        VideoCommand::Generate(args) => generate::run(args),
     }
 }
 

@@ -1,0 +1,361 @@
+//! `trefoil video generate`: from a prompt to a clip. Each model of the folder is in memory only while it works: text encoder, then
+//! transformer, then decoder.
+
+use super::decode::check_memory;
+use super::encode::read_text;
+use super::shared::{check_folder, kernels};
+use super::{block_bar, denoise, lanes};
+use crate::cli::{CutArg, EngineArgs};
+use crate::context::{self, cache_dir, print, print_json, stop_flag};
+use crate::error::CliError;
+use clap::Args;
+use serde_json::json;
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use trefoil_kernels::Kernels;
+use trefoil_report::format;
+use trefoil_video::config::PATCH;
+use trefoil_video::noise::torch_normals;
+use trefoil_video::output::{ClipMetadata, ClipReport, ClipWriter, ContactSheet};
+use trefoil_video::vae::{Latent, VaeConfig, VaeDecoder, VaeError};
+use trefoil_video::{Clip, DenoiseReport, Tensor, VideoPackOptions, pack_video};
+
+/// Frames, size and rate where neither the command line nor the model folder says any: the stock pipeline's.
+const STOCK: Size = Size { frames: 81, width: 832, height: 480, fps: 16 };
+
+/// `trefoil video generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// Pipeline folder laid out like the public ones: transformer/, vae/ or vae_decoder/, text_encoder/, tokenizer/
+    #[arg(value_name = "MODEL_DIR")]
+    pub model: PathBuf,
+    /// What the clip should show
+    #[arg(value_name = "PROMPT")]
+    pub prompt: String,
+    /// What it should not show, for samplers with guidance
+    #[arg(long, value_name = "TEXT")]
+    pub negative: Option<String>,
+    /// Where to write the clip; the name says the format: .mp4, .png (animated), .gif, .safetensors, or a folder for PNG frames
+    #[arg(short, long, value_name = "CLIP")]
+    pub output: PathBuf,
+    /// Seed of the noise (PyTorch's CPU generator)
+    #[arg(long, default_value_t = 0)]
+    pub seed: u32,
+    /// Width and height in pixels [default: the model folder's, else 832x480]
+    #[arg(long, value_name = "WxH")]
+    pub size: Option<SizeArg>,
+    /// Frames, one more than a multiple of four [default: the model folder's, else 81]
+    #[arg(long)]
+    pub frames: Option<usize>,
+    /// Frames a second [default: the model folder's, else 16]
+    #[arg(long)]
+    pub fps: Option<u32>,
+    /// Packed transformer; packed into the cache on first use by default
+    #[arg(long, value_name = "A.trefoil")]
+    pub artefact: Option<PathBuf>,
+    /// Engines
+    #[command(flatten)]
+    pub engines: EngineArgs,
+    /// First block execution of the second engine; auto measures both engines while both run
+    #[arg(long, value_name = "K|auto", default_value = "auto")]
+    pub cut: CutArg,
+    /// Also write a contact sheet
+    #[arg(long, value_name = "SHEET.png")]
+    pub contact_sheet: Option<PathBuf>,
+    /// Folder for packed models
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
+    pub cache: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `WIDTHxHEIGHT`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SizeArg {
+    width: usize,
+    height: usize,
+}
+
+impl FromStr for SizeArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let sides = text.split_once(['x', '×']).and_then(|(width, height)| {
+            Some(Self { width: width.trim().parse().ok()?, height: height.trim().parse().ok()? })
+        });
+        match sides {
+            Some(size) if (1..=16_384).contains(&size.width) && (1..=16_384).contains(&size.height) => Ok(size),
+            _ => Err("write WIDTHxHEIGHT, like 832x480".to_owned()),
+        }
+    }
+}
+
+/// What a clip looks like from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Size {
+    frames: usize,
+    width: usize,
+    height: usize,
+    fps: u32,
+}
+
+impl Size {
+    /// What the command line says, else the model folder's sampler file, else the stock pipeline's.
+    fn of(args: &GenerateArgs) -> Self {
+        let text = std::fs::read_to_string(args.model.join("scheduler/sampler.json")).unwrap_or_default();
+        let sampler: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        let told = |key: &str, stock: usize| sampler[key].as_u64().map_or(stock, |value| value as usize);
+        Self {
+            frames: args.frames.unwrap_or_else(|| told("num_frames", STOCK.frames)),
+            width: args.size.map_or_else(|| told("width", STOCK.width), |size| size.width),
+            height: args.size.map_or_else(|| told("height", STOCK.height), |size| size.height),
+            fps: args.fps.unwrap_or_else(|| told("fps", STOCK.fps as usize) as u32),
+        }
+    }
+
+    /// Frames, rows and columns of the latent.
+    fn latent(self, vae: &VaeConfig, patch: usize) -> Result<[usize; 3], CliError> {
+        let (space, time) = (vae.spatial_scale(), vae.temporal_scale());
+        let step = space * patch;
+        if !self.width.is_multiple_of(step) || !self.height.is_multiple_of(step) || self.width * self.height == 0 {
+            return Err(CliError::Usage(format!(
+                "{}×{} pixels; width and height must be multiples of {step}",
+                self.width, self.height
+            )));
+        }
+        if self.frames % time != 1 % time {
+            let (below, above) = (self.frames / time * time + 1, self.frames.div_ceil(time) * time + 1);
+            return Err(CliError::Usage(format!(
+                "{} frames; the decoder makes one more than a multiple of {time}, like {below} or {above}",
+                self.frames
+            )));
+        }
+        Ok([self.frames.div_ceil(time), self.height / space, self.width / space])
+    }
+}
+
+/// Seconds of each stage.
+#[derive(Debug, Default, serde::Serialize)]
+struct Seconds {
+    text: f64,
+    pack: f64,
+    denoise: f64,
+    decode: f64,
+}
+
+/// Runs the command.
+pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
+    check_folder(&args.model)?;
+    context::check_distinct(&[Some(&args.output), args.contact_sheet.as_deref()], std::slice::from_ref(&args.model))?;
+    context::check_writable(args.contact_sheet.as_deref())?;
+    let size = Size::of(args);
+    let mut seconds = Seconds::default();
+    // Everything that can be wrong is found before the long part: the decoder is opened first, for its sizes, and closed again.
+    let vae = VaeDecoder::open(&args.model)?.config().clone();
+    let metadata = |path: String, plan: Option<String>| ClipMetadata {
+        fps: size.fps,
+        prompt: Some(args.prompt.clone()),
+        seed: Some(u64::from(args.seed)),
+        numeric_path: path,
+        plan,
+        source: None,
+    };
+    let start = Instant::now();
+    let (text, negative, mut notes) = texts(args)?;
+    seconds.text = start.elapsed().as_secs_f64();
+
+    let start = Instant::now();
+    let artefact = artefact(args)?;
+    seconds.pack = start.elapsed().as_secs_f64();
+
+    let start = Instant::now();
+    let (report, latent) = denoised(args, size, &vae, &artefact, (&text, negative.as_ref()), &mut notes)?;
+    seconds.denoise = start.elapsed().as_secs_f64();
+    let paths: Vec<String> = report.lanes.iter().map(|lane| lane.path.to_string()).collect();
+    let engines: Vec<String> = report.lanes.iter().map(|lane| lane.engine.clone()).collect();
+    let plan = match report.handoffs.first() {
+        Some(handoff) => format!("{} cut at {} of {}", engines.join(" then "), handoff.at, report.blocks),
+        None => engines.join(" then "),
+    };
+
+    let start = Instant::now();
+    let decoding = kernels(None)?;
+    let clip = decoded(
+        args,
+        size,
+        latent,
+        &decoding,
+        metadata(format!("{}, decoder f32", paths.join("/")), Some(plan.clone())),
+    )?;
+    seconds.decode = start.elapsed().as_secs_f64();
+    let warning = clip.health.warning();
+    if args.json {
+        return print_json(&json!({
+            "output": args.output,
+            "contact_sheet": args.contact_sheet,
+            "prompt": args.prompt,
+            "seed": args.seed,
+            "frames": clip.frames,
+            "width": size.width,
+            "height": size.height,
+            "fps": size.fps,
+            "plan": plan,
+            "blocks": report.blocks,
+            "cut": report.cut,
+            "engines": report.lanes,
+            "handoffs": report.handoffs,
+            "seconds": seconds,
+            "health": clip.health,
+            "warning": warning,
+            "notes": notes,
+        }));
+    }
+    for note in notes.iter().chain(&warning) {
+        eprintln!("note: {note}");
+    }
+    let mut told = String::new();
+    let _ = writeln!(
+        told,
+        "{}: {} frames of {}×{} at {} fps, {}",
+        args.output.display(),
+        clip.frames,
+        size.width,
+        size.height,
+        size.fps,
+        plan
+    );
+    let stage = |seconds: f64| format::time(seconds * 1e3);
+    let _ = writeln!(
+        told,
+        "text {}, denoising {} ({} block executions), decoding {} (measured)",
+        stage(seconds.text),
+        stage(seconds.denoise),
+        report.blocks,
+        stage(seconds.decode)
+    );
+    print(&told)
+}
+
+/// Text states of the prompt and, where given, of the negative one.
+fn texts(args: &GenerateArgs) -> Result<(Tensor, Option<Tensor>, Vec<String>), CliError> {
+    let kernels = kernels(None)?;
+    let mut notes = Vec::new();
+    let prompts: Vec<String> = std::iter::once(&args.prompt).chain(&args.negative).cloned().collect();
+    let states = read_text(&args.model, &prompts, &kernels, &mut notes)?;
+    let tensor = |index: usize| {
+        Tensor::new("text", &[1, states.text_len, states.width], states.prompt(index).to_vec()).map_err(CliError::from)
+    };
+    let negative = args.negative.is_some().then(|| tensor(1)).transpose()?;
+    Ok((tensor(0)?, negative, notes))
+}
+
+/// The packed transformer: given, or packed into the cache once for each state of the model folder.
+fn artefact(args: &GenerateArgs) -> Result<PathBuf, CliError> {
+    if let Some(path) = &args.artefact {
+        return Ok(path.clone());
+    }
+    let transformer = args.model.join("transformer");
+    let folder = if transformer.is_dir() { transformer } else { args.model.clone() };
+    let path = cache_dir(args.cache.as_deref()).join("video").join(format!("{:016x}.trefoil", state_of(&folder)?));
+    if !path.exists() {
+        let create = |source| CliError::File { action: "create", path: path.clone(), source };
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).map_err(create)?;
+        pack_video(&args.model, &path, &VideoPackOptions::default(), |_| {})?;
+    }
+    Ok(path)
+}
+
+/// A number that changes when a file of the folder does.
+fn state_of(folder: &Path) -> Result<u64, CliError> {
+    let read = |source| CliError::File { action: "read", path: folder.to_owned(), source };
+    let mut files: Vec<(PathBuf, u64, Option<std::time::SystemTime>)> = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(read)? {
+        let entry = entry.map_err(read)?;
+        let about = entry.metadata().map_err(read)?;
+        files.push((entry.path(), about.len(), about.modified().ok()));
+    }
+    files.sort();
+    let mut hasher = DefaultHasher::new();
+    (env!("CARGO_PKG_VERSION"), std::fs::canonicalize(folder).map_err(read)?, files).hash(&mut hasher);
+    Ok(hasher.finish())
+}
+
+/// The latent of the clip after the last step.
+fn denoised(
+    args: &GenerateArgs,
+    size: Size,
+    vae: &VaeConfig,
+    artefact: &Path,
+    (text, negative): (&Tensor, Option<&Tensor>),
+    notes: &mut Vec<String>,
+) -> Result<(DenoiseReport, Latent), CliError> {
+    let model = lanes::open_model(artefact, &args.engines.second)?;
+    if model.sampler().branches() > 1 && negative.is_none() {
+        return Err(CliError::Usage(format!(
+            "the sampler has guidance {}; say with --negative what the clip should not show",
+            model.sampler().guidance
+        )));
+    }
+    let channels = model.config().channels;
+    drop(model);
+    let [frames, rows, columns] = size.latent(vae, PATCH)?;
+    let shape = [1, channels, frames, rows, columns];
+    let noise = Tensor::new("noise", &shape, torch_normals(args.seed, shape.iter().product()))?;
+    let mut open = lanes::open(artefact, &args.engines, (&noise, text, negative))?;
+    let model = open.lanes[0].model().clone();
+    let clip = Clip::new(open.lanes[0].host_mut(), &model, &noise, text, negative)?;
+    let (cut, _) = lanes::choose_cut(args.cut, &mut open.lanes, &clip, &noise, 0.0)?;
+    let bar = block_bar(args.json);
+    bar.set_length(clip.trajectory().blocks() as u64);
+    let (report, mut latents) = denoise::in_this_process(&mut open.lanes, &clip, &noise, cut, &bar)?;
+    bar.finish_and_clear();
+    notes.append(&mut open.notes);
+    let last = latents.pop().ok_or_else(|| CliError::Failed("the sampler has no step".to_owned()))?;
+    Ok((report, Latent::new(channels, frames, rows, columns, last.values)?))
+}
+
+/// Decodes frame by frame into the clip's file.
+fn decoded(
+    args: &GenerateArgs,
+    size: Size,
+    latent: Latent,
+    kernels: &Kernels,
+    metadata: ClipMetadata,
+) -> Result<ClipReport, CliError> {
+    let decoder = VaeDecoder::open(&args.model)?;
+    let latent = latent.denormalise(decoder.config())?;
+    check_memory(&decoder.memory(latent.height(), latent.width(), kernels.pool().threads())?, false)?;
+    let mut clip = ClipWriter::create(&args.output, (size.height, size.width), size.frames, metadata.clone())?;
+    let mut sheet = ContactSheet::new(size.height, size.width, size.frames);
+    let mut session = decoder.session(latent.height(), latent.width())?;
+    for index in 0..latent.frames() {
+        if stop_flag().load(Ordering::SeqCst) {
+            return Err(VaeError::Stopped.into());
+        }
+        for frame in &session.push(kernels, &latent, index)? {
+            sheet.push(frame);
+            clip.push(frame)?;
+        }
+    }
+    let report = clip.finish()?;
+    if let Some(path) = &args.contact_sheet {
+        sheet.write(path, &metadata)?;
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse() {
+        assert_eq!("832x480".parse(), Ok(SizeArg { width: 832, height: 480 }));
+        assert!("832".parse::<SizeArg>().is_err() && "0x9".parse::<SizeArg>().is_err());
+    }
+}

@@ -1,0 +1,79 @@
+//! What the commands of `trefoil video` share: tensors named in files, cores.
+
+use crate::error::CliError;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use trefoil_core::UnitAddress;
+use trefoil_kernels::Kernels;
+use trefoil_units::{allowed_cores, cores_text};
+
+/// `FILE.safetensors:KEY`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorArg {
+    /// File.
+    pub path: PathBuf,
+    /// Tensor in it.
+    pub key: String,
+}
+
+impl FromStr for TensorArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // From the right: paths may hold `:`, keys do not.
+        match text.rsplit_once(':') {
+            Some((path, key)) if !path.is_empty() && !key.is_empty() => {
+                Ok(Self { path: path.into(), key: key.to_owned() })
+            }
+            _ => Err("write FILE.safetensors:KEY".to_owned()),
+        }
+    }
+}
+
+/// A set of cores: `0-3,7`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CoresArg(pub Vec<u32>);
+
+impl FromStr for CoresArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let address: UnitAddress =
+            format!("cpu:CPU@{text}").parse().map_err(|_| format!("`{text}` is no set of cores like 0-3,7"))?;
+        if address.cores.is_empty() { Err("name at least one core".to_owned()) } else { Ok(Self(address.cores)) }
+    }
+}
+
+/// Kernels on the cores given, all that this process may use by default.
+pub fn kernels(cores: Option<&CoresArg>) -> Result<Kernels, CliError> {
+    let allowed = allowed_cores();
+    let cores = cores.map_or(allowed, |cores| cores.0.as_slice());
+    if let Some(core) = cores.iter().find(|core| !allowed.contains(core)) {
+        let have = cores_text(allowed);
+        return Err(CliError::Usage(format!("core {core} is not among those that this process may use ({have})")));
+    }
+    let cores: Vec<usize> = cores.iter().map(|&core| core as usize).collect();
+    Kernels::best(&cores).map_err(|error| CliError::Failed(error.to_string()))
+}
+
+/// The folder must be there: a clear line before anything of it is looked for.
+pub fn check_folder(model: &Path) -> Result<(), CliError> {
+    match std::fs::metadata(model) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(CliError::File { action: "read", path: model.to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_and_cores_parse() {
+        let tensor: TensorArg = "a:b/c.safetensors:latent.5".parse().unwrap();
+        assert_eq!((tensor.path.to_str(), tensor.key.as_str()), (Some("a:b/c.safetensors"), "latent.5"));
+        assert!("file".parse::<TensorArg>().is_err() && "file:".parse::<TensorArg>().is_err());
+        assert_eq!("0-2,5".parse::<CoresArg>().unwrap().0, [0, 1, 2, 5]);
+        assert!("".parse::<CoresArg>().is_err() && "x".parse::<CoresArg>().is_err());
+    }
+}
