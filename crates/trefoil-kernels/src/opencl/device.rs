@@ -194,6 +194,9 @@ fn inspect(index: usize, id: cl_device_id, (platform, platform_version): (&str, 
     } else {
         None
     };
+    let mut variants = Variant::available(kind, integer_dot_product);
+    // Inline assembly needs a driver that compiles for the processor directly, as PoCL does; others refuse it.
+    variants.retain(|variant| *variant != Variant::X86Vnni || platform == "Portable Computing Language");
     Ok(DeviceInfo {
         index,
         name: device.name()?,
@@ -207,7 +210,7 @@ fn inspect(index: usize, id: cl_device_id, (platform, platform_version): (&str, 
         // The driver counts bits.
         alignment: (device.mem_base_addr_align()? as usize / 8).max(64),
         integer_dot_product,
-        variants: Variant::available(kind, integer_dot_product),
+        variants,
         unfit,
     })
 }
