@@ -142,14 +142,14 @@ pub(crate) fn settle(
     for process in 0..processes {
         session.interrupted()?;
         session.step(&format!("settling, fresh processes {} of {processes}", process + 1));
-        let times = timer(&lineup, process)?;
-        let (warmup, runs, cap_ms) = times.sampling;
+        let found_times = timer(&lineup, process)?;
+        let (warmup, runs, cap_ms) = found_times.sampling;
         sampling = Sampling { warmup, runs, batches: 1, cap_ms };
-        for note in times.notes {
+        for note in found_times.notes {
             // Each was measured alone before, so a failure here is no finding about any of them.
             session.note(format!("settling did not end well: {note}"));
         }
-        for (samples, time) in found.iter_mut().zip(times.segments.into_iter().chain(times.whole)) {
+        for (samples, time) in found.iter_mut().zip(found_times.segments.into_iter().chain(found_times.whole)) {
             samples.extend(time);
         }
     }
@@ -201,11 +201,11 @@ pub fn remeasure(
     let Some(lineup) = Lineup::new(model, options.granularity, graph, plan, profile)? else {
         return Ok(Remeasured::default());
     };
-    let times = timer(&lineup, round)?;
+    let found_times = timer(&lineup, round)?;
     let median = |samples: Option<Samples>| samples.map(|samples| samples.median);
     let units = lineup.units.into_iter().map(|unit| unit.address);
     Ok(Remeasured {
-        segments: times.segments.into_iter().map(median).collect(),
-        whole: units.zip(times.whole.into_iter().map(median)).collect(),
+        segments: found_times.segments.into_iter().map(median).collect(),
+        whole: units.zip(found_times.whole.into_iter().map(median)).collect(),
     })
 }

@@ -69,15 +69,15 @@ impl Emulated {
             let (backend, carrier) = (emulation.find)(&emulation.carriers[number % emulation.carriers.len()])?;
             let segments = plan.segments.iter().zip(&extracted.0).enumerate();
             let of_unit = segments.filter(|(_, (segment, _))| segment.unit == unit.address);
-            let paced = Paced {
+            let stand_in = Paced {
                 backend,
                 carrier,
                 pacer: Arc::clone(&pacer),
                 segments: of_unit.map(|(index, (_, model))| (model.path.clone(), index)).collect(),
             };
             // The executor's threads want backends that live as long as the process; one per emulated unit is small.
-            let paced: &'static Paced = Box::leak(Box::new(paced));
-            backends.insert(unit.address.clone(), (paced, unit.clone()));
+            let stand_in: &'static Paced = Box::leak(Box::new(stand_in));
+            backends.insert(unit.address.clone(), (stand_in, unit.clone()));
         }
         let find = |address: &UnitAddress| {
             backends.get(address).cloned().ok_or_else(|| UnitError::UnknownDevice {

@@ -240,9 +240,9 @@ fn sample_with(
         warm += 1;
     }
     let mut samples = Vec::with_capacity(sampling.runs as usize);
-    let sampled = Instant::now();
+    let first = Instant::now();
     while samples.len() < sampling.runs.max(1) as usize
-        || (milliseconds(sampled) < sampling.span_ms && samples.len() < MOST_SAMPLES)
+        || (milliseconds(first) < sampling.span_ms && samples.len() < MOST_SAMPLES)
     {
         if samples.len() >= 3 && milliseconds(began) > sampling.cap_ms {
             break;

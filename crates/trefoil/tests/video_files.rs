@@ -331,7 +331,9 @@ fn damage_in_the_frames_is_a_warning() {
     for name in header.as_object().unwrap().keys().filter(|name| *name != "__metadata__") {
         let (shape, mut values) = read_tensor(&weights, name);
         if name == "decoder.conv_out.weight" {
-            values.iter_mut().for_each(|value| *value *= 1000.0);
+            for value in &mut values {
+                *value *= 1000.0;
+            }
         }
         tensors.push((name.clone(), shape.iter().map(|&side| side as usize).collect(), values));
     }

@@ -98,7 +98,9 @@ pub fn run(args: &EmulateArgs) -> Result<(), CliError> {
         }
         doublings += 1;
         scale *= 2.0;
-        rows.iter_mut().for_each(|row| row.times_ms.clear());
+        for row in &mut rows {
+            row.times_ms.clear();
+        }
     }
     drop(line);
     show(args, &rows, &carriers, scale, &notes)
@@ -192,8 +194,8 @@ fn carriers(args: &EmulateArgs) -> Result<Vec<UnitAddress>, CliError> {
     }
     // Whichever is here and runs most models; the embedded one always is.
     let backends = ["ort", "openvino", "rten"];
-    let here = |backend: &&str| trefoil_units::resolve(&UnitAddress::new(*backend, "CPU")).is_ok();
-    let backend = backends.iter().copied().find(|backend| here(&backend)).unwrap_or("rten");
+    let here = |backend: &str| trefoil_units::resolve(&UnitAddress::new(backend, "CPU")).is_ok();
+    let backend = backends.iter().copied().find(|backend| here(backend)).unwrap_or("rten");
     let on_core = |&core: &u32| UnitAddress { cores: vec![core], ..UnitAddress::new(backend, "CPU") };
     Ok(trefoil_units::allowed_cores().iter().map(on_core).collect())
 }

@@ -253,6 +253,9 @@ fn names(workload: &Workload) -> (&'static str, String) {
         Workload::LinearW8a8 { m, k, n } => ("w8a8 quantise + GEMM", gemm(m, k, n)),
         Workload::GemmW8a16 { m, k, n } => ("w8a16 GEMM", gemm(m, k, n)),
         Workload::GemmF32 { m, k, n } => ("f32 GEMM", gemm(m, k, n)),
+        Workload::ConvF32 { height, width, frames, inputs, outputs } => {
+            ("f32 convolution", format!("{height} × {width}, {frames} × {inputs} → {outputs} channels"))
+        }
         Workload::AttentionW8a8 { tokens, heads, head_dim } => ("w8a8 attention", attention(tokens, heads, head_dim)),
         Workload::AttentionF32 { tokens, heads, head_dim } => ("f32 attention", attention(tokens, heads, head_dim)),
     }

@@ -102,21 +102,18 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
         sheet.push(frame);
         clip.push(frame)
     };
-    match &tiles {
-        Some(tiles) => {
-            for frame in &decoder.decode_tiled(&kernels, &latent, tiles, &may_continue)? {
-                write(frame)?;
-            }
+    if let Some(tiles) = &tiles {
+        for frame in &decoder.decode_tiled(&kernels, &latent, tiles, &may_continue)? {
+            write(frame)?;
         }
-        None => {
-            let mut session = decoder.session(latent.height(), latent.width())?;
-            for index in 0..latent.frames() {
-                if !may_continue() {
-                    return Err(VaeError::Stopped.into());
-                }
-                for frame in &session.push(&kernels, &latent, index)? {
-                    write(frame)?;
-                }
+    } else {
+        let mut session = decoder.session(latent.height(), latent.width())?;
+        for index in 0..latent.frames() {
+            if !may_continue() {
+                return Err(VaeError::Stopped.into());
+            }
+            for frame in &session.push(&kernels, &latent, index)? {
+                write(frame)?;
             }
         }
     }

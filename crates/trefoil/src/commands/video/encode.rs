@@ -56,8 +56,7 @@ pub fn run(args: &EncodeArgs) -> Result<(), CliError> {
         (Some(prompts), None) => {
             texts = read_prompts(prompts)?;
             let folder = args.tokenizer.as_deref().unwrap_or(&args.model);
-            let ids = tokenise(&encoder, folder, &texts, &mut notes)?;
-            ids
+            tokenise(&encoder, folder, &texts, &mut notes)?
         }
         (None, None) => return Err(CliError::Usage("name a file of prompts or --ids".to_owned())),
     };
@@ -169,7 +168,7 @@ fn read_prompts(path: &Path) -> Result<Vec<String>, CliError> {
     let text = match std::str::from_utf8(&bytes) {
         Ok(text) => text,
         Err(error) => {
-            let line = bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count() + 1;
+            let line = bytes[..error.valid_up_to()].split(|&byte| byte == b'\n').count();
             return Err(CliError::Usage(format!(
                 "{}: line {line} is not UTF-8; save the file as UTF-8",
                 path.display()

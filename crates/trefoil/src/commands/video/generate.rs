@@ -190,7 +190,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
         size,
         latent,
         &decoding,
-        metadata(format!("{}, decoder f32", paths.join("/")), Some(plan.clone())),
+        &metadata(format!("{}, decoder f32", paths.join("/")), Some(plan.clone())),
     )?;
     seconds.decode = start.elapsed().as_secs_f64();
     let warning = clip.health.warning();
@@ -325,7 +325,7 @@ fn decoded(
     size: Size,
     latent: Latent,
     kernels: &Kernels,
-    metadata: ClipMetadata,
+    metadata: &ClipMetadata,
 ) -> Result<ClipReport, CliError> {
     let decoder = VaeDecoder::open(&args.model)?;
     let latent = latent.denormalise(decoder.config())?;
@@ -344,7 +344,7 @@ fn decoded(
     }
     let report = clip.finish()?;
     if let Some(path) = &args.contact_sheet {
-        sheet.write(path, &metadata)?;
+        sheet.write(path, metadata)?;
     }
     Ok(report)
 }
