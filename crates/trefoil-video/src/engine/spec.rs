@@ -100,7 +100,7 @@ impl FromStr for EngineSpec {
 }
 
 fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+    time.as_micros() as f64 / 1e3
 }
 
 /// `12.8ms` or `12.6:12.8ms`, to the microsecond.
