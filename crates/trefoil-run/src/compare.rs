@@ -12,10 +12,8 @@ use crate::worker::{RunJob, RunRequest, RunResult, RunSampling, WORKER_VERSION, 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use trefoil_core::{HostTensor, OperatorGraph, Plan, Samples, Timeline};
 use trefoil_profile::StoreWriter;
 use trefoil_units::SubModel;
@@ -275,77 +273,12 @@ fn write_inputs(store: &Path, inputs: &[&HostTensor]) -> Result<(), RunError> {
 
 /// Starts one worker, hands it the request, waits, reads the result.
 pub(crate) fn run_process(name: &str, request: &RunRequest, options: &CompareOptions) -> Result<RunResult, RunError> {
-    let failed = |reason: String| RunError::Worker { contender: name.to_owned(), reason };
-    let log = request.result.with_extension("log");
-    let log_file = std::fs::File::create(&log).map_err(|error| RunError::io(&log, &error))?;
-    let program = options.command.program.display().to_string();
-    let mut child = Command::new(&options.command.program)
-        .args(&options.command.arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(log_file)
-        .spawn()
-        .map_err(|error| RunError::Start { what: program, reason: error.to_string() })?;
-    let line = serde_json::to_string(request).map_err(|error| failed(error.to_string()))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A child that is gone already tells its reason by its exit status.
-        let _ = writeln!(stdin, "{line}");
-    }
-    let status = wait(&mut child, options.timeout).map_err(|reason| failed(with_last_line(&reason, &log)))?;
-    let text = match std::fs::read(&request.result) {
-        Ok(text) if status.success() => text,
-        _ => return Err(failed(with_last_line(&describe(status), &log))),
-    };
-    let result: RunResult =
-        serde_json::from_slice(&text).map_err(|error| failed(format!("its result is damaged: {error}")))?;
+    let result: RunResult = crate::process::call(name, request, &options.command, options.timeout)?;
     if result.version != WORKER_VERSION {
-        return Err(failed("it is another build of Trefoil".to_owned()));
+        let reason = "it is another build of Trefoil".to_owned();
+        return Err(RunError::Worker { contender: name.to_owned(), reason });
     }
     Ok(result)
-}
-
-fn wait(child: &mut Child, timeout: Duration) -> Result<ExitStatus, String> {
-    let began = Instant::now();
-    let mut pause = Duration::from_millis(1);
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Ok(status),
-            Ok(None) if began.elapsed() < timeout => {
-                std::thread::sleep(pause);
-                // Rare looks: the parent must not take time from what is being measured.
-                pause = (pause * 2).min(Duration::from_millis(50));
-            }
-            Ok(None) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("gave up after {:.0} s", timeout.as_secs_f64()));
-            }
-            Err(error) => {
-                let _ = child.kill();
-                return Err(error.to_string());
-            }
-        }
-    }
-}
-
-fn describe(status: ExitStatus) -> String {
-    #[cfg(unix)]
-    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
-        return format!("the process died of signal {signal}");
-    }
-    match status.code() {
-        Some(0) => "the process ended without a result".to_owned(),
-        Some(code) => format!("the process ended with exit code {code}"),
-        None => "the process ended oddly".to_owned(),
-    }
-}
-
-fn with_last_line(reason: &str, log: &Path) -> String {
-    let text = std::fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-    match text.lines().rev().find(|line| !line.trim().is_empty()) {
-        Some(line) => format!("{reason}; its last words: {}", trefoil_units::one_line(line)),
-        None => reason.to_owned(),
-    }
 }
 
 fn summarise(

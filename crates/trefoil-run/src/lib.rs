@@ -19,6 +19,7 @@ mod guard;
 mod inputs;
 mod lane;
 mod lineup;
+mod process;
 mod schedule;
 mod session;
 mod setup;

@@ -12,7 +12,7 @@ fn model() -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/demo-model").display().to_string()
 }
 
-/// Frames `[17, 3, 64, 64]`, or another order, as the clip's tensor file holds them.
+/// What the command tells, and the bytes of the file it wrote.
 fn generate(space: &Workspace, output: &str, more: &[&str]) -> (serde_json::Value, Vec<u8>) {
     let model = model();
     let arguments = ["video", "generate", &model, PROMPT, "-o", output, "--seed", "7", "--json"];

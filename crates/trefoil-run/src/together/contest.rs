@@ -1,14 +1,14 @@
 //! Arrangements against each other: each in fresh processes, interleaved, as [`crate::compare()`] does it for one model.
 
-use super::process::{Call, call};
 use super::serve::ServeReport;
 use super::worker::{Activity, SlowdownReport, TOGETHER_VERSION, TogetherJob, TogetherResult};
 use super::{Arrangement, Equality, LatencySummary};
 use crate::compare::{Comparison, ContenderResult, Ratio};
 use crate::guard::{Reason, Verdict, guard};
+use crate::process::call;
 use crate::stats::median_interval;
 use crate::worker::write_json;
-use crate::{CompareProgress, RunError, WorkerCommand};
+use crate::{CompareProgress, RunError, RunRequest, WorkerCommand};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -219,7 +219,7 @@ fn perform(
     path: &Path,
     options: &ContestOptions<'_>,
 ) -> Result<TogetherResult, RunError> {
-    let files = Call { job: path.with_extension("job.json"), result: path.with_extension("result.json") };
+    let files = RunRequest { job: path.with_extension("job.json"), result: path.with_extension("result.json") };
     write_json(&files.job, job)?;
     call(&entrant.name, &files, &options.command, options.timeout)
 }

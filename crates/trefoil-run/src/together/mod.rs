@@ -8,7 +8,6 @@
 mod adapt;
 mod contest;
 mod latencies;
-mod process;
 mod rounds;
 mod serve;
 mod split;

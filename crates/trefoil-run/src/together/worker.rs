@@ -1,7 +1,6 @@
 //! The body of a process that runs one arrangement: a job file in, a result file out, as [`crate::run_worker_main`] does it
 //! for one model.
 
-use super::process::Call;
 use super::rounds::{LoopLimit, LoopReport, Rounds, closed_loop, solo_outputs};
 use super::serve::{Arrivals, ServeOptions, ServeReport, Server};
 use super::{Arrangement, ModelInputs};
@@ -9,7 +8,7 @@ use crate::executor::{Executor, ExecutorOptions, FindUnit};
 use crate::source::ExtractedSegments;
 use crate::stats::median_interval;
 use crate::worker::write_json;
-use crate::{RunError, RunSampling, registry_units};
+use crate::{RunError, RunRequest, RunSampling, registry_units};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -118,7 +117,7 @@ pub fn run_together_worker_main() -> ExitCode {
     let call = std::io::stdin()
         .read_line(&mut line)
         .map_err(|error| error.to_string())
-        .and_then(|_| serde_json::from_str::<Call>(&line).map_err(|error| error.to_string()));
+        .and_then(|_| serde_json::from_str::<RunRequest>(&line).map_err(|error| error.to_string()));
     let outcome = match call {
         Ok(call) => serve_call(&call, &registry_units),
         Err(reason) => Err(RunError::Start { what: "a worker".to_owned(), reason: format!("no request: {reason}") }),
@@ -132,7 +131,7 @@ pub fn run_together_worker_main() -> ExitCode {
     }
 }
 
-fn serve_call(call: &Call, find: &FindUnit<'_>) -> Result<(), RunError> {
+fn serve_call(call: &RunRequest, find: &FindUnit<'_>) -> Result<(), RunError> {
     let text = std::fs::read(&call.job).map_err(|error| RunError::io(&call.job, &error))?;
     let job: TogetherJob = serde_json::from_slice(&text)
         .map_err(|error| RunError::Io { path: call.job.clone(), reason: format!("no job: {error}") })?;

@@ -1,29 +1,21 @@
 //! Calling a worker process: a line of JSON in, a file of JSON out.
 
-use crate::{RunError, WorkerCommand};
-use serde::Serialize;
+use crate::{RunError, RunRequest, WorkerCommand};
 use serde::de::DeserializeOwned;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-
-/// What a worker is told: two files.
-#[derive(Debug, Clone, Serialize, serde::Deserialize)]
-pub(crate) struct Call {
-    pub job: PathBuf,
-    pub result: PathBuf,
-}
 
 /// Starts a worker for `who`, waits for it and reads its answer.
 pub(crate) fn call<R: DeserializeOwned>(
     who: &str,
-    call: &Call,
+    request: &RunRequest,
     command: &WorkerCommand,
     timeout: Duration,
 ) -> Result<R, RunError> {
     let failed = |reason: String| RunError::Worker { contender: who.to_owned(), reason };
-    let log = call.result.with_extension("log");
+    let log = request.result.with_extension("log");
     let log_file = std::fs::File::create(&log).map_err(|error| RunError::io(&log, &error))?;
     let mut child = Command::new(&command.program)
         .args(&command.arguments)
@@ -32,13 +24,13 @@ pub(crate) fn call<R: DeserializeOwned>(
         .stderr(log_file)
         .spawn()
         .map_err(|error| RunError::Start { what: command.program.display().to_string(), reason: error.to_string() })?;
-    let line = serde_json::to_string(call).map_err(|error| failed(error.to_string()))?;
+    let line = serde_json::to_string(request).map_err(|error| failed(error.to_string()))?;
     if let Some(mut stdin) = child.stdin.take() {
         // A child that is gone already tells its reason by its exit status.
         let _ = writeln!(stdin, "{line}");
     }
     let status = wait(&mut child, timeout).map_err(|reason| failed(with_last_line(&reason, &log)))?;
-    match std::fs::read(&call.result) {
+    match std::fs::read(&request.result) {
         Ok(text) if status.success() => {
             serde_json::from_slice(&text).map_err(|error| failed(format!("its result is damaged: {error}")))
         }
