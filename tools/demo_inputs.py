@@ -2,7 +2,8 @@
 """Makes real inputs for the demo's trained models, as .npz files keyed by the models' input names.
 
 usage: demo_inputs.py OUT_DIR SITE_PACKAGES
-Writes OUT_DIR/models.tsv: one line a model: name, model file, --shape argument (or -), input file.
+Writes OUT_DIR/models.tsv: one line a model: name, model file, --shape argument (or -), input file; and OUT_DIR/others.tsv, the same
+for trained models of these packages that the demo leaves out and bench/all-models takes.
 
 The page that the text detector sees is drawn here with Pillow's own font; the recogniser sees one line cut out of that page; the
 file-type model sees this project's README; the voice model sees 32 ms of a synthesised vowel (a stand-in for speech, and said so).
@@ -69,6 +70,21 @@ def main():
         ("voice", "silero_vad/data/silero_vad_openvino_16k.onnx",
          {"input": vowel(), "state": np.zeros((2, 1, 128), np.float32)}),
     ]
+    others = [
+        ("text-direction", "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+         {"x": normalised(line.resize((192, 48), Image.BILINEAR))}),
+        ("voice-sequence", "silero_vad/data/silero_vad_16k_sequence.onnx", 
+         {"input": vowel(4 * 576).reshape(4, 576), "h": np.zeros((1, 1, 128), np.float32), "c": np.zeros((1, 1, 128), np.float32)}),
+        # Its If asks for the sample rate; with another rate it wants another window.
+        ("voice-if", "silero_vad/data/silero_vad.onnx",
+         {"input": vowel(), "state": np.zeros((2, 1, 128), np.float32), "sr": np.array(16000, np.int64)}),
+    ]
+    write_table(out, site, "models.tsv", table)
+    write_table(out, site, "others.tsv", others)
+
+
+def write_table(out, site, file_name, table):
+    """One .npz a model and one line a model in OUT_DIR/file_name."""
     rows = []
     for name, model, tensors in table:
         path = os.path.join(site, model)
@@ -76,9 +92,9 @@ def main():
             print(f"note: {model} is not installed; left out", file=sys.stderr)
             continue
         np.savez_compressed(os.path.join(out, name + ".npz"), **tensors)
-        shapes = ";".join(f"{key}={','.join(map(str, value.shape))}" for key, value in tensors.items())
+        shapes = ";".join(f"{key}={','.join(map(str, value.shape))}" for key, value in tensors.items() if value.shape)
         rows.append("\t".join([name, path, shapes, os.path.join(out, name + ".npz")]))
-    with open(os.path.join(out, "models.tsv"), "w") as file:
+    with open(os.path.join(out, file_name), "w") as file:
         file.write("\n".join(rows) + "\n")
 
 

@@ -199,7 +199,14 @@ impl<'a> Tracer<'a> {
                 return Ok(self.stored(&probe, &unit, inputs, values, notes));
             }
         }
-        Err(untraceable)
+        Err(match untraceable {
+            // Values of integer inputs often steer (a sample rate that an If asks for), and random ones steer anywhere.
+            ProfileError::Untraceable { node, kind, reasons } if !given && infos.iter().any(wide) => {
+                let reasons = format!("with random integer inputs (give real ones with --input): {reasons}");
+                ProfileError::Untraceable { node, kind, reasons }
+            }
+            other => other,
+        })
     }
 
     /// A whole traced run on one unit.
