@@ -63,6 +63,14 @@ pub struct CalibrationClip<'a> {
 }
 
 impl Calibration {
+    /// That there is none, which `w8a8` needs.
+    pub(crate) fn missing(model: &Model) -> VideoError {
+        VideoError::Calibration {
+            path: model.path().to_path_buf(),
+            reason: "w8a8 needs activation scales; run `trefoil video calibrate`".to_string(),
+        }
+    }
+
     fn empty(model: &Model) -> Calibration {
         let (experts, layers) = (model.record().experts.len(), model.config().layers);
         Calibration {

@@ -14,6 +14,9 @@ pub enum VideoError {
     /// A kernel call or a set of cores.
     #[error(transparent)]
     Kernel(#[from] trefoil_kernels::KernelError),
+    /// A call of the OpenCL library, or a device that cannot do what was asked.
+    #[error(transparent)]
+    OpenCl(#[from] trefoil_kernels::opencl::OpenClError),
     /// The operating system refused a file operation.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

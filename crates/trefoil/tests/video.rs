@@ -227,6 +227,115 @@ fn the_benchmark_compares_configurations_in_turn() {
     assert!(space.fails(["bench", "video", "--clips", "1"], 2).contains("--clips"));
 }
 
+/// A CPU and an OpenCL engine on a core each, where this machine has both.
+fn cpu_and_opencl() -> Option<&'static str> {
+    use trefoil_kernels::opencl::{Device, OpenClError};
+    two_engines()?;
+    match Device::list() {
+        Ok(devices) if devices.iter().any(|device| device.unfit.is_none()) => Some("cpu@0,opencl@1"),
+        Ok(_) | Err(OpenClError::Library | OpenClError::NoDevice) => {
+            let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
+            let required = is_set("TREFOIL_REQUIRE_BACKENDS") && !is_set("TREFOIL_TEST_WITHOUT_OPENCL");
+            assert!(!required, "no OpenCL device");
+            eprintln!("skipped: no OpenCL device");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn an_opencl_engine_has_the_bits_of_the_cpu_in_every_command() {
+    let Some(engines) = cpu_and_opencl() else { return };
+    let space = workspace();
+    space.run(["video", "calibrate", "a.trefoil", "--noise", "in.safetensors:noise", "--text", "in.safetensors:text"]);
+    denoise(&space, "one.safetensors", &["--path", "w8a8", "--engines", "cpu@1"]);
+    let want = bits(&latent(&space.path("one.safetensors"), "latent.3"));
+    for (engines, cut, process) in [
+        (engines, "0", None),
+        (engines, "7", None),
+        ("opencl@1,cpu@0", "7", Some("--processes")),
+        ("opencl:0@1,cpu@0", "5", None),
+        (engines, "auto", Some("--processes")),
+    ] {
+        // No --path: w8a8 is what both have.
+        let mut arguments = vec!["--engines", engines, "--cut", cut];
+        arguments.extend(process);
+        let report = denoise(&space, "two.safetensors", &arguments);
+        assert!(bits(&latent(&space.path("two.safetensors"), "latent.3")) == want, "{engines}, cut {cut}");
+        let note = report["notes"].as_array().and_then(|notes| notes.first()?.as_str()).unwrap_or_default();
+        assert!(note.contains("opencl") && note.contains("kernels"), "{report:#}");
+    }
+    let rates = json(&space.output([
+        "video",
+        "rates",
+        "a.trefoil",
+        "--tokens",
+        "24",
+        "--text-rows",
+        "20",
+        "--engines",
+        engines,
+        "--samples",
+        "3",
+        "--json",
+    ]));
+    assert_eq!(
+        (rates["engines"][1]["engine"].as_str(), rates["engines"][1]["path"].as_str()),
+        (Some("opencl@1"), Some("w8a8"))
+    );
+    assert!(rates["cuts"]["corun"]["cut"].as_u64().unwrap() <= 12, "{rates:#}");
+    let report = json(&space.output([
+        "bench",
+        "video",
+        "--layers",
+        "1",
+        "--tokens",
+        "16",
+        "--text-rows",
+        "8",
+        "--clips",
+        "2",
+        "--rounds",
+        "1",
+        "--engines",
+        engines,
+        "--json",
+    ]));
+    let names: Vec<&str> =
+        report["configurations"].as_array().unwrap().iter().filter_map(|row| row["name"].as_str()).collect();
+    for want in ["cpu@0 alone", "opencl@1 alone", "cpu@0-1 alone, w8a8", "data-parallel", "hetero-tensor", "pipeline"] {
+        assert!(names.iter().any(|name| name.starts_with(want)), "{want} in {names:?}");
+    }
+    assert!(report["verdict"].as_str().is_some_and(|verdict| verdict.contains("best")), "{report:#}");
+    // What cannot be is one line, and nothing is written.
+    let fails = |more: &[&str], want: &str| {
+        let mut arguments = vec!["video", "denoise", "a.trefoil", "--noise", "in.safetensors:noise"];
+        arguments.extend(["--text", "in.safetensors:text", "-o", "not.safetensors"]);
+        arguments.extend(more);
+        let message = space.fails(arguments, 2);
+        assert!(message.contains(want) && !space.path("not.safetensors").exists(), "{message}");
+    };
+    fails(&["--engines", engines, "--path", "w8a16"], "its kernels are those of w8a8, not of w8a16");
+    fails(&["--engines", "opencl:no such@1"], "there is no OpenCL device `no such`; the devices are 0 (");
+}
+
+#[test]
+fn without_opencl_the_engine_says_what_to_install() {
+    let space = workspace();
+    // The loader looks for drivers in this folder; a machine without the loader says the same.
+    let output = trefoil()
+        .current_dir(space.path(""))
+        .env("OCL_ICD_VENDORS", "/nonexistent/")
+        .args(["video", "rates", "a.trefoil", "--tokens", "24", "--text-rows", "20", "--engines", "opencl@0"])
+        .output()
+        .unwrap();
+    let message = stderr(&output);
+    let lines: Vec<&str> = message.lines().filter(|line| !line.starts_with("note:")).collect();
+    assert!(!output.status.success() && lines.len() == 1, "{message}");
+    assert!(lines[0].contains("pocl-opencl-icd") && lines[0].contains("trefoil probe"), "{message}");
+}
+
 #[test]
 fn a_stream_is_written_clip_by_clip_and_goes_on_where_it_stopped() {
     let space = workspace();
@@ -277,7 +386,12 @@ fn what_is_wrong_is_one_line() {
     };
     fails("nowhere.trefoil", &[], "cannot open nowhere.trefoil");
     fails("in.safetensors", &[], "safetensors");
-    fails("a.trefoil", &["--engines", "cpu@0,opencl@1"], "this build has no such engine");
+    fails(
+        "a.trefoil",
+        &["--engines", "cpu@0,openvino@1"],
+        "this build has no such engine; write cpu@CORES or opencl@CORES",
+    );
+    fails("a.trefoil", &["--engines", "cpu@1,opencl@0-1"], "both engines use core 1");
     fails("a.trefoil", &["--engines", "cpu@0,cpu@0"], "both engines use core 0");
     fails("a.trefoil", &["--path", "f32,w8a8"], "2 paths for 1 engines");
     fails("a.trefoil", &["--cut", "3"], "--cut needs two engines");

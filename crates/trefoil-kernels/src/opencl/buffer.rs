@@ -140,8 +140,8 @@ impl<T: sealed::Element> Element for T {}
 /// Host memory that a device uses as it lies.
 pub struct Buffer<T> {
     // Fields are dropped in this order, after `drop` has waited for the queue.
-    memory: ClBuffer<u8>,
-    host: Box<dyn HostMemory>,
+    memory: Arc<ClBuffer<u8>>,
+    host: Arc<dyn HostMemory>,
     session: Arc<Session>,
     len: usize,
     elements: PhantomData<T>,
@@ -149,7 +149,7 @@ pub struct Buffer<T> {
 
 impl<T> std::fmt::Debug for Buffer<T> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (pointer, _) = self.host.bytes();
+        let (pointer, _) = self.host().bytes();
         formatter
             .debug_struct("Buffer")
             .field("len", &self.len)
@@ -166,10 +166,17 @@ impl<T> Drop for Buffer<T> {
     }
 }
 
+impl<T> Buffer<T> {
+    /// The memory itself: a pointer to it is never private.
+    fn host(&self) -> &dyn HostMemory {
+        &*self.host
+    }
+}
+
 impl<T: Element> Buffer<T> {
     pub(super) fn zeroed(session: &Arc<Session>, len: usize) -> Result<Buffer<T>, OpenClError> {
         let bytes = len.saturating_mul(size_of::<T>());
-        let mut buffer = Buffer::share(session, Box::new(Aligned::new(bytes)?))?;
+        let mut buffer = Buffer::share(session, Arc::new(Aligned::new(bytes)?))?;
         buffer.len = len;
         Ok(buffer)
     }
@@ -180,7 +187,7 @@ impl<T: Element> Buffer<T> {
         Ok(buffer)
     }
 
-    pub(super) fn share(session: &Arc<Session>, host: Box<dyn HostMemory>) -> Result<Buffer<T>, OpenClError> {
+    pub(super) fn share(session: &Arc<Session>, host: Arc<dyn HostMemory>) -> Result<Buffer<T>, OpenClError> {
         let (pointer, bytes) = host.bytes();
         let info = session.device.info();
         let refused = |reason: String| OpenClError::Share { device: info.name.clone(), bytes, reason };
@@ -196,7 +203,26 @@ impl<T: Element> Buffer<T> {
             unsafe { ClBuffer::create(&session.context, access | CL_MEM_USE_HOST_PTR, bytes, pointer.as_ptr().cast()) }
                 .during("share host memory")?;
         let len = bytes / size_of::<T>();
-        Ok(Buffer { memory, host, session: session.clone(), len, elements: PhantomData })
+        Ok(Buffer { memory: Arc::new(memory), host, session: session.clone(), len, elements: PhantomData })
+    }
+
+    /// The same memory as elements of another kind: codes and their scales lie in one section of an artefact, and a device should
+    /// know a piece of memory once.
+    ///
+    /// # Errors
+    /// Memory that is writable, because two views could then disagree.
+    pub fn viewed_as<U: Element>(&self) -> Result<Buffer<U>, OpenClError> {
+        if self.host().is_writable() {
+            return Err(self.refuse("only read-only memory has several views"));
+        }
+        let (_, bytes) = self.host().bytes();
+        Ok(Buffer {
+            memory: self.memory.clone(),
+            host: self.host.clone(),
+            session: self.session.clone(),
+            len: bytes / size_of::<U>(),
+            elements: PhantomData,
+        })
     }
 
     /// Elements.
@@ -211,7 +237,7 @@ impl<T: Element> Buffer<T> {
 
     /// Address of the first element in this process, which is the device's memory too.
     pub fn as_ptr(&self) -> *const T {
-        self.host.bytes().0.as_ptr().cast()
+        self.host().bytes().0.as_ptr().cast()
     }
 
     pub(super) fn memory(&self) -> cl_mem {
@@ -232,7 +258,7 @@ impl<T: Element> Buffer<T> {
             self.session.queue.enqueue_map_buffer(&self.memory, CL_BLOCKING, flags, 0, bytes.max(1), &mut mapped, &[])
         }
         .during("map a buffer")?;
-        let (pointer, _) = self.host.bytes();
+        let (pointer, _) = self.host().bytes();
         if mapped.cast() != pointer.as_ptr() {
             return Err(self.refuse(&format!("the driver maps it at {mapped:p}, not at {pointer:p}: it keeps a copy")));
         }
@@ -240,7 +266,7 @@ impl<T: Element> Buffer<T> {
     }
 
     fn unmap(&self) {
-        let (pointer, _) = self.host.bytes();
+        let (pointer, _) = self.host().bytes();
         // SAFETY: the guard that calls this came from `map` and is being dropped.
         let _ = unsafe { self.session.queue.enqueue_unmap_mem_object(self.memory.get(), pointer.as_ptr().cast(), &[]) };
     }
@@ -261,7 +287,7 @@ impl<T: Element> Buffer<T> {
     /// region);
     /// errors of the work before.
     pub fn read(&self) -> Result<Reading<'_, T>, OpenClError> {
-        if self.host.is_writable() && !self.host.is_private() {
+        if self.host().is_writable() && !self.host().is_private() {
             return Err(self.refuse("others may change it under a reference; publish it and copy out of the region"));
         }
         self.map(CL_MAP_READ).map(|pointer| Reading { buffer: self, pointer })
@@ -272,10 +298,10 @@ impl<T: Element> Buffer<T> {
     /// # Errors
     /// As [`Buffer::read`]; memory that is read-only.
     pub fn write(&mut self) -> Result<Writing<'_, T>, OpenClError> {
-        if !self.host.is_writable() {
+        if !self.host().is_writable() {
             return Err(self.refuse("it is read-only"));
         }
-        if !self.host.is_private() {
+        if !self.host().is_private() {
             return Err(self.refuse("others may change it under a reference; copy into the region and refresh it"));
         }
         self.map(CL_MAP_READ | CL_MAP_WRITE).map(|pointer| Writing { buffer: self, pointer })
@@ -296,7 +322,7 @@ impl<T: Element> Buffer<T> {
     /// # Errors
     /// As [`Buffer::publish`]; memory that is read-only.
     pub fn refresh(&mut self) -> Result<(), OpenClError> {
-        if !self.host.is_writable() {
+        if !self.host().is_writable() {
             return Err(self.refuse("it is read-only"));
         }
         // Invalidating keeps a device with memory of its own from writing its old content over the new one.
@@ -342,7 +368,7 @@ impl<T: Element> Buffer<T> {
         (first, rows, columns, stride): (usize, usize, usize, usize),
     ) -> Result<RowsMut<'_, T>, KernelError> {
         check(what, rows, columns, stride, self.len.saturating_sub(first))?;
-        if !self.host.is_writable() {
+        if !self.host().is_writable() {
             return Err(KernelError::value("rows_mut", what, "read-only memory", "a destination must be writable"));
         }
         Ok(RowsMut { view: Rows { buffer: self, first, rows, columns, stride }, exclusive: PhantomData })

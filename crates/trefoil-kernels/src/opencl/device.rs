@@ -1,14 +1,19 @@
 //! Devices: what there is, which kernels each can run, on which cores.
 
+use super::cores::{self, Lease};
 use super::error::During;
 use super::{OpenClError, Variant};
 use opencl3::device::{
-    CL_DEVICE_TYPE_ALL, CL_DEVICE_TYPE_CPU, CL_DEVICE_TYPE_GPU, CL_FP_DENORM, CL_FP_ROUND_TO_NEAREST,
+    CL_DEVICE_PARTITION_BY_COUNTS, CL_DEVICE_PARTITION_BY_COUNTS_LIST_END, CL_DEVICE_TYPE_ALL, CL_DEVICE_TYPE_CPU,
+    CL_DEVICE_TYPE_GPU, CL_FP_DENORM, CL_FP_ROUND_TO_NEAREST,
 };
 use opencl3::types::cl_device_id;
-use rustix::thread::CpuSet;
 use serde::Serialize;
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The platform whose CPU driver starts all its threads in the library's first call, takes inline assembly, and honours sub-devices.
+const POCL: &str = "Portable Computing Language";
 
 /// What kind of processor a device is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -57,18 +62,11 @@ pub struct DeviceInfo {
 #[derive(Debug, Clone)]
 pub struct Device {
     info: DeviceInfo,
-    /// A `cl_device_id`; root devices are never released.
+    /// A `cl_device_id`; neither root devices nor the sub-devices made here are ever released.
     id: usize,
+    /// Keeps the driver's threads where they were asked to be.
+    lease: Option<Arc<Lease>>,
 }
-
-/// Whether the library's threads run already, and where.
-enum Started {
-    No,
-    OnAllCores,
-    On(Vec<usize>),
-}
-
-static STARTED: Mutex<Started> = Mutex::new(Started::No);
 
 impl Device {
     /// Every device, fit or not.
@@ -76,27 +74,44 @@ impl Device {
     /// # Errors
     /// [`OpenClError::Library`] and [`OpenClError::NoDevice`] with what to install; errors of the library.
     pub fn list() -> Result<Vec<DeviceInfo>, OpenClError> {
-        Ok(start(None)?.into_iter().map(|device| device.info).collect())
+        Device::list_on(None)
     }
 
-    /// Device `index`. `cores` are for devices that are this machine's CPU: the library's threads will run there only. They
-    /// inherit the cores of the thread that first calls the library, so the first call of a process decides, and later ones
-    /// must ask for the same cores or for none.
+    /// As [`Device::list`], for somebody who will open one of them on `cores`: if this is the process's first call, the drivers' threads
+    /// start there.
     ///
     /// # Errors
-    /// As [`Device::list`]; an unknown index; a device that cannot give the results that every engine gives; cores that come
-    /// too late or do not exist.
+    /// As [`Device::list`]; cores that do not exist.
+    pub fn list_on(cores: Option<&[usize]>) -> Result<Vec<DeviceInfo>, OpenClError> {
+        Ok(cores::call(cores, list)?.into_iter().map(|device| device.info).collect())
+    }
+
+    /// Device `index`. `cores` are for devices that are this machine's CPU: the driver's threads run there only, as many of them as
+    /// there are cores, as long as a device that was opened with cores or anything made from it lives. The threads belong to the
+    /// process, so two devices with different cores are an error; without cores a device takes the threads as they are.
+    ///
+    /// # Errors
+    /// As [`Device::list`]; an unknown index; a device that cannot give the results that every engine gives; cores that do not exist
+    /// or that somebody else excludes.
     pub fn open(index: usize, cores: Option<&[usize]>) -> Result<Device, OpenClError> {
-        let devices = start(cores)?;
+        let devices = cores::call(cores, list)?;
         let known =
             || devices.iter().map(|device| format!("{} ({})", device.info.index, device.info.name)).collect::<Vec<_>>();
         let Some(device) = devices.get(index) else {
             return Err(OpenClError::DeviceIndex { index, known: known().join(", ") });
         };
-        match &device.info.unfit {
-            Some(reason) => Err(OpenClError::Device { device: device.info.name.clone(), reason: reason.clone() }),
-            None => Ok(device.clone()),
+        if let Some(reason) = &device.info.unfit {
+            return Err(OpenClError::Device { device: device.info.name.clone(), reason: reason.clone() });
         }
+        let mut device = device.clone();
+        if let (DeviceKind::Cpu, Some(cores)) = (device.info.kind, cores) {
+            let is_pocl = device.info.platform == POCL;
+            device.lease = Some(cores::lease(cores, is_pocl)?);
+            if is_pocl && cores.len() < device.info.compute_units as usize {
+                device.use_units(cores.len() as u32);
+            }
+        }
+        Ok(device)
     }
 
     /// What it says about itself.
@@ -104,55 +119,37 @@ impl Device {
         &self.info
     }
 
+    /// Cores that its threads were bound to; `None` for devices that are no CPU, or were opened without cores.
+    pub fn cores(&self) -> Option<&[usize]> {
+        self.lease.as_deref().map(Lease::cores)
+    }
+
     pub(super) fn id(&self) -> cl_device_id {
         std::ptr::with_exposed_provenance_mut(self.id)
     }
-}
 
-/// Lists the devices. The first call of a process is made in a thread pinned to `cores`.
-fn start(cores: Option<&[usize]>) -> Result<Vec<Device>, OpenClError> {
-    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
-    match (&*started, cores) {
-        (Started::No, None) => {
-            let devices = list()?;
-            *started = Started::OnAllCores;
-            Ok(devices)
-        }
-        (Started::No, Some(cores)) => {
-            let refused = |reason: String| OpenClError::Cores { cores: cores.to_vec(), reason };
-            let mut set = CpuSet::new();
-            for &core in cores {
-                if core >= CpuSet::MAX_CPU {
-                    return Err(refused(format!("core {core} is above {}", CpuSet::MAX_CPU - 1)));
-                }
-                set.set(core);
-            }
-            // A thread of its own, so that the caller keeps its cores.
-            let result = std::thread::spawn(move || {
-                rustix::thread::sched_setaffinity(None, &set).map_err(|error| error.to_string()).map(|()| list())
-            })
-            .join()
-            .map_err(|_| refused("the thread that starts the library panicked".to_string()))?;
-            let devices = result.map_err(refused)??;
-            *started = Started::On(cores.to_vec());
-            Ok(devices)
-        }
-        (_, None) => list(),
-        (Started::On(before), Some(cores)) if before == cores => list(),
-        (before, Some(cores)) => Err(OpenClError::Cores {
-            cores: cores.to_vec(),
-            reason: match before {
-                Started::On(before) => {
-                    format!("this process started the OpenCL library on cores {before:?}; use another process")
-                }
-                _ => {
-                    "this process started the OpenCL library on all cores; name the cores in its first call".to_string()
-                }
-            },
-        }),
+    /// Becomes the sub-device of its first `units` compute units: two threads that take turns on one core evict each other's operands.
+    /// A driver that makes none goes on with all its threads, on the same cores.
+    fn use_units(&mut self, units: u32) {
+        // Made once per device and size and never released: a queue may outlive whoever asked.
+        static MADE: Mutex<BTreeMap<(usize, u32), usize>> = Mutex::new(BTreeMap::new());
+        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = made.get(&(self.id, units)).copied();
+        let make = || {
+            let partition = [CL_DEVICE_PARTITION_BY_COUNTS, units as isize, CL_DEVICE_PARTITION_BY_COUNTS_LIST_END, 0];
+            let parts = opencl3::device::Device::new(self.id()).create_sub_devices(&partition).ok()?;
+            let ids: Vec<usize> = parts.iter().map(|part| part.id().expose_provenance()).collect();
+            parts.into_iter().for_each(std::mem::forget);
+            ids.first().copied()
+        };
+        let Some(id) = known.or_else(make) else { return };
+        made.insert((self.id, units), id);
+        self.id = id;
+        self.info.compute_units = units;
     }
 }
 
+/// Every device of every platform.
 fn list() -> Result<Vec<Device>, OpenClError> {
     let mut devices = Vec::new();
     for platform in opencl3::platform::get_platforms().during("list the platforms")? {
@@ -164,7 +161,7 @@ fn list() -> Result<Vec<Device>, OpenClError> {
         };
         for id in ids {
             let info = inspect(devices.len(), id, (&platform_name, &platform_version)).during("inspect a device")?;
-            devices.push(Device { info, id: id.expose_provenance() });
+            devices.push(Device { info, id: id.expose_provenance(), lease: None });
         }
     }
     if devices.is_empty() { Err(OpenClError::NoDevice) } else { Ok(devices) }
@@ -196,7 +193,7 @@ fn inspect(index: usize, id: cl_device_id, (platform, platform_version): (&str, 
     };
     let mut variants = Variant::available(kind, integer_dot_product);
     // Inline assembly needs a driver that compiles for the processor directly, as PoCL does; others refuse it.
-    variants.retain(|variant| *variant != Variant::X86Vnni || platform == "Portable Computing Language");
+    variants.retain(|variant| *variant != Variant::X86Vnni || platform == POCL);
     Ok(DeviceInfo {
         index,
         name: device.name()?,
@@ -229,9 +226,7 @@ mod tests {
                 }
                 let error = Device::open(devices.len(), None).unwrap_err();
                 assert!(error.to_string().contains(&devices[0].name), "{error}");
-                // The library's threads run already.
-                let error = Device::open(0, Some(&[0])).unwrap_err();
-                assert!(error.to_string().contains("started the OpenCL library on all cores"), "{error}");
+                assert_eq!(Device::open(0, None).unwrap().cores(), None);
             }
             Err(error @ (OpenClError::Library | OpenClError::NoDevice)) => {
                 assert!(error.to_string().contains("install"), "{error}");

@@ -187,7 +187,7 @@ impl Kernels {
     /// # Errors
     /// Memory that the device cannot use as it lies.
     pub fn share<T: Element>(&self, memory: impl HostMemory + 'static) -> Result<Buffer<T>, OpenClError> {
-        Buffer::share(&self.session, Box::new(memory))
+        Buffer::share(&self.session, Arc::new(memory))
     }
 
     /// Bytes of scratch held for calls.

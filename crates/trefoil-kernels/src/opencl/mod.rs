@@ -18,6 +18,7 @@ mod attention;
 pub mod bench;
 mod buffer;
 mod call;
+mod cores;
 mod device;
 mod error;
 mod gemm;

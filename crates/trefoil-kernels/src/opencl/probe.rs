@@ -31,7 +31,7 @@ impl DeviceProbe {
             bytes: region.len(),
             reason: error.to_string(),
         })?;
-        let buffer: Buffer<i8> = Buffer::share(&session, Box::new(twin))?;
+        let buffer: Buffer<i8> = Buffer::share(&session, Arc::new(twin))?;
         {
             let mapped = buffer.read()?;
             let bytes = trefoil_weights::tile::code_bytes(&mapped);

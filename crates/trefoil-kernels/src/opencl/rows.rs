@@ -99,6 +99,13 @@ pub struct RotaryTable {
     pairs: usize,
 }
 
+impl RotaryTable {
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        (self.cosines.len() + self.sines.len()) * size_of::<f32>()
+    }
+}
+
 /// What a row operator computes.
 #[derive(Clone, Copy, Default)]
 struct Operation<'b> {

@@ -8,14 +8,18 @@ use crate::model::Model;
 use crate::sampler::{History, Sampler};
 use crate::schedule::Trajectory;
 use crate::tensors::Tensor;
+use std::sync::atomic::{AtomicU64, Ordering};
 use trefoil_kernels::{RotaryTable, rotary_table};
 
+/// Clips made so far.
+static CLIPS: AtomicU64 = AtomicU64::new(0);
 /// Most tokens of a clip: a kernel's matrices stay within 32-bit counts.
 const MAX_TOKENS: usize = 1 << 20;
 
 /// The conditions of a clip. Engines share it; nothing in it changes.
 #[derive(Debug)]
 pub struct Clip {
+    id: u64,
     sampler: Sampler,
     trajectory: Trajectory,
     /// `[channels, frames, height, width]` of the latent.
@@ -77,6 +81,7 @@ impl Clip {
             }
         }
         Ok(Clip {
+            id: CLIPS.fetch_add(1, Ordering::Relaxed),
             trajectory: Trajectory { steps: sampler.steps(), branches: sampler.branches(), layers: config.layers },
             sampler,
             shape,
@@ -86,6 +91,11 @@ impl Clip {
             times,
             contexts,
         })
+    }
+
+    /// A number that no other clip of this process has, so that an engine knows whose conditions it holds.
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// Its block executions.

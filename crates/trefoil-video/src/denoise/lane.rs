@@ -3,7 +3,7 @@
 use super::{Clip, ClipState};
 use crate::calibrate::Calibration;
 use crate::dit::Host;
-use crate::engine::{CpuEngine, Engine, EngineKind, EngineSpec, ShapedEngine};
+use crate::engine::{CpuEngine, Engine, EngineKind, EngineSpec, HeteroTensorEngine, OpenClEngine, ShapedEngine};
 use crate::model::Model;
 use crate::schedule::Piece;
 use crate::{NumericPath, VideoError};
@@ -59,20 +59,44 @@ impl Lane {
     /// An engine as the command line names it, with its host on the same cores. `calibration` is needed on `w8a8`.
     ///
     /// # Errors
-    /// Cores that cannot be used, weights in another form than the path needs, missing or foreign activation scales.
+    /// Cores that cannot be used, weights in another form than the path needs, missing or foreign activation scales, a device that is not
+    /// there or lacks the path.
     pub fn open(
         spec: &EngineSpec,
         model: &Arc<Model>,
         path: NumericPath,
         calibration: Option<&Arc<Calibration>>,
     ) -> Result<Lane, VideoError> {
-        let EngineKind::Cpu = spec.kind;
+        // The device first: its driver's threads may inherit cores from this one.
+        let device = match spec.kind {
+            EngineKind::Cpu => None,
+            EngineKind::OpenCl => Some(OpenClEngine::open(spec, model, path, calibration)?),
+        };
         let kernels = Arc::new(Kernels::best(&spec.resolved_cores())?);
-        let mut lane = Lane::cpu(spec.to_string(), kernels, model, path, calibration)?;
+        let mut lane = match device {
+            None => Lane::cpu(spec.to_string(), kernels, model, path, calibration)?,
+            Some(engine) => Lane::new(Box::new(engine), Host::new(kernels), Arc::clone(model)),
+        };
         if let Some(shape) = spec.shape {
             lane.engine = Box::new(ShapedEngine::new(spec.to_string(), lane.engine, shape));
         }
         Ok(lane)
+    }
+
+    /// A CPU and an OpenCL engine as one that computes every block on both, column by column; see [`HeteroTensorEngine`]. Its host is on
+    /// the cores of both.
+    ///
+    /// # Errors
+    /// As for [`HeteroTensorEngine::open`].
+    pub fn hetero_tensor(
+        specs: &[EngineSpec; 2],
+        cpu_share: f64,
+        model: &Arc<Model>,
+        calibration: Option<&Arc<Calibration>>,
+    ) -> Result<Lane, VideoError> {
+        let engine = HeteroTensorEngine::open(specs, cpu_share, model, calibration)?;
+        let host = Host::new(Arc::new(Kernels::best(engine.cores())?));
+        Ok(Lane::new(Box::new(engine), host, Arc::clone(model)))
     }
 
     /// A CPU lane on kernels made by the caller, such as those of another instruction set.
@@ -105,6 +129,11 @@ impl Lane {
     /// The engine.
     pub fn engine(&self) -> &dyn Engine {
         self.engine.as_ref()
+    }
+
+    /// The engine, to run blocks without the work around them.
+    pub fn engine_mut(&mut self) -> &mut dyn Engine {
+        self.engine.as_mut()
     }
 
     /// The CPU side.

@@ -3,13 +3,17 @@
 mod float;
 mod host;
 mod int8;
+mod opencl;
 pub mod patches;
 mod scales;
+mod split;
 
 pub use float::FloatBlocks;
 pub use host::{Host, TimeEmbedding};
 pub use int8::Int8Blocks;
+pub use opencl::{DeviceConditions, OpenClBlocks};
 pub use scales::{BlockScales, SCALE_COUNT, Site};
+pub use split::{EXCHANGES_PER_BLOCK, Engines as SplitEngines, SplitBlocks, SplitConditions};
 
 use crate::VideoError;
 use serde::{Deserialize, Serialize};

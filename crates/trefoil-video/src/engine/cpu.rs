@@ -38,10 +38,7 @@ impl CpuEngine {
         kernels: Arc<Kernels>,
     ) -> Result<CpuEngine, VideoError> {
         if path == NumericPath::W8a8 {
-            return Err(VideoError::Calibration {
-                path: model.path().to_path_buf(),
-                reason: "w8a8 needs activation scales; run `trefoil video calibrate`".to_string(),
-            });
+            return Err(Calibration::missing(&model));
         }
         model.check_path(path)?;
         Ok(CpuEngine { name, model, kernels, path: Path::Float(path, FloatBlocks::default()), recording: None })

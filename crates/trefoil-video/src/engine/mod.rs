@@ -5,10 +5,12 @@
 //! implementation on a device or in another process maps both and needs nothing else from here.
 
 mod cpu;
+mod opencl;
 mod shaped;
 mod spec;
 
 pub use cpu::CpuEngine;
+pub use opencl::{HeteroTensorEngine, OpenClEngine, WeightBuffers, choose_device, is_on_cores};
 pub use shaped::{Shape, ShapedEngine};
 pub use spec::{EngineKind, EngineSpec, allowed_cores, parse_engines};
 
@@ -36,6 +38,11 @@ pub trait Engine: Send {
     /// What the engine cannot compute; `hidden` is then unspecified.
     fn run_blocks(&mut self, clip: &Clip, piece: &Piece, hidden: &mut [f32]) -> Result<(), VideoError>;
 
-    /// Bytes that it holds beside weights and state (scratch, packed operands).
+    /// Bytes that it holds beside weights and the state given to it (scratch, packed operands, a state of its own).
     fn scratch_bytes(&self) -> usize;
+
+    /// What a reader of its results should know about where they come from, such as the device.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
 }

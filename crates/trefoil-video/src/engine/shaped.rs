@@ -90,4 +90,8 @@ impl Engine for ShapedEngine {
     fn scratch_bytes(&self) -> usize {
         self.inner.scratch_bytes()
     }
+
+    fn notes(&self) -> Vec<String> {
+        self.inner.notes()
+    }
 }

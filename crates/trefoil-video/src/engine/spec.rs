@@ -1,5 +1,7 @@
-//! Engines as the command line names them: `cpu@0`, `cpu@0-3`; shaped ones `cpu@0=12.8ms` or, alone and with the other,
-//! `cpu@0=12.6:12.8ms`.
+//! Engines as the command line names them: `KIND[:DEVICE][@CORES][=SHAPE]`.
+//!
+//! `cpu@0`, `cpu@0-3`; `opencl@1` on the device that suits best, `opencl:0@1` on the first one that `trefoil probe` lists,
+//! `opencl:adreno` on the one with that in its name; shaped ones `cpu@0=12.8ms` or, alone and with the other, `opencl@1=12.6:12.8ms`.
 
 use super::Shape;
 use crate::VideoError;
@@ -12,13 +14,34 @@ use std::time::Duration;
 pub enum EngineKind {
     /// The CPU kernels.
     Cpu,
+    /// The OpenCL kernels, on a GPU or on this processor.
+    OpenCl,
 }
+
+impl EngineKind {
+    /// All kinds.
+    pub const ALL: [EngineKind; 2] = [EngineKind::Cpu, EngineKind::OpenCl];
+
+    /// The name used in commands and results.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EngineKind::Cpu => "cpu",
+            EngineKind::OpenCl => "opencl",
+        }
+    }
+}
+
+/// What an unknown kind is answered with.
+const KINDS: &str =
+    "write cpu@CORES or opencl@CORES, like cpu@0, cpu@0-3, opencl@1 or, on a device of your choice, opencl:0@1";
 
 /// An engine to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineSpec {
     /// Kind.
     pub kind: EngineKind,
+    /// Which OpenCL device: its number, or a part of its name or its platform's. `None` leaves the choice to the engine.
+    pub device: Option<String>,
     /// Cores as given; empty means all that this process may use.
     pub cores: Vec<usize>,
     /// What a block shall take, for a shaped unit.
@@ -28,7 +51,18 @@ pub struct EngineSpec {
 impl EngineSpec {
     /// A CPU engine on `cores`.
     pub fn cpu(cores: &[usize]) -> EngineSpec {
-        EngineSpec { kind: EngineKind::Cpu, cores: cores.to_vec(), shape: None }
+        EngineSpec { kind: EngineKind::Cpu, device: None, cores: cores.to_vec(), shape: None }
+    }
+
+    /// The OpenCL engine on the device that suits best, and `cores`.
+    pub fn opencl(cores: &[usize]) -> EngineSpec {
+        EngineSpec { kind: EngineKind::OpenCl, ..EngineSpec::cpu(cores) }
+    }
+
+    /// The same engine on other cores, unshaped.
+    #[must_use]
+    pub fn on(&self, cores: &[usize]) -> EngineSpec {
+        EngineSpec { cores: cores.to_vec(), shape: None, ..self.clone() }
     }
 
     /// The cores to use.
@@ -39,7 +73,10 @@ impl EngineSpec {
 
 impl fmt::Display for EngineSpec {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("cpu")?;
+        formatter.write_str(self.kind.as_str())?;
+        if let Some(device) = &self.device {
+            write!(formatter, ":{device}")?;
+        }
         let mut rest = self.cores.as_slice();
         let mut separator = '@';
         while let Some(&first) = rest.first() {
@@ -76,13 +113,23 @@ impl FromStr for EngineSpec {
             None => (text, None),
         };
         let (kind, cores) = text.split_once('@').map_or((text, None), |(kind, cores)| (kind, Some(cores)));
-        let kind = match kind {
-            "cpu" => EngineKind::Cpu,
-            "opencl" | "hexagon" | "openvino" => {
-                return Err(fail("this build has no such engine; it has cpu, like cpu@0 or cpu@0-3"));
+        let (kind, device) = kind.split_once(':').map_or((kind, None), |(kind, device)| (kind, Some(device)));
+        let kind = match EngineKind::ALL.into_iter().find(|known| known.as_str() == kind) {
+            Some(kind) => kind,
+            None if kind == "hexagon" || kind == "openvino" => {
+                return Err(fail(&format!("this build has no such engine; {KINDS}")));
             }
-            _ => return Err(fail("unknown kind; write cpu@CORES, like cpu@0 or cpu@0-3")),
+            None => return Err(fail(&format!("unknown kind; {KINDS}"))),
         };
+        match (kind, device) {
+            (EngineKind::Cpu, Some(_)) => return Err(fail("cpu has no devices to choose from; write cpu@CORES")),
+            (EngineKind::OpenCl, Some("")) => {
+                return Err(fail(
+                    "name a device after the colon: its number in `trefoil probe`, or a part of its name",
+                ));
+            }
+            _ => {}
+        }
         let mut numbers = Vec::new();
         for part in cores.into_iter().flat_map(|cores| cores.split('+')) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -95,7 +142,7 @@ impl FromStr for EngineSpec {
         if numbers.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(fail("a core is named twice"));
         }
-        Ok(EngineSpec { kind, cores: numbers, shape })
+        Ok(EngineSpec { kind, device: device.map(str::to_string), cores: numbers, shape })
     }
 }
 
@@ -159,11 +206,28 @@ mod tests {
             let want = Shape { solo: Duration::from_micros(solo), corun: Duration::from_micros(corun) };
             assert_eq!((spec.shape, spec.to_string()), (Some(want), text.to_string()));
         }
+        for (text, device, cores) in [
+            ("opencl", None, vec![]),
+            ("opencl@1", None, vec![1]),
+            ("opencl:0@0-1", Some("0"), vec![0, 1]),
+            ("opencl:Adreno 830@2=12.6:12.8ms", Some("Adreno 830"), vec![2]),
+        ] {
+            let spec: EngineSpec = text.parse().unwrap();
+            assert_eq!((spec.kind, spec.device.as_deref()), (EngineKind::OpenCl, device));
+            assert_eq!((spec.cores.clone(), spec.to_string()), (cores, text.to_string()));
+        }
+        let engines = parse_engines("cpu@0,opencl@1").unwrap();
+        assert_eq!(engines, [EngineSpec::cpu(&[0]), EngineSpec::opencl(&[1])]);
+        assert_eq!(engines[1].on(&[0, 1]).to_string(), "opencl@0-1");
         assert!(!allowed_cores().is_empty());
         assert_eq!(parse_engines("cpu@0, cpu@1").unwrap(), [EngineSpec::cpu(&[0]), EngineSpec::cpu(&[1])]);
         for (text, want) in [
             ("gpu@0", "unknown kind"),
-            ("opencl@1", "this build has no such engine"),
+            ("openvino@1", "this build has no such engine; write cpu@CORES or opencl@CORES"),
+            ("cpu:0@1", "cpu has no devices"),
+            ("opencl:@1", "name a device"),
+            ("opencl:x@y", "cores are written like"),
+            ("cpu@1,opencl@0-1", "both engines use core 1"),
             ("cpu@", "cores are written like"),
             ("cpu@2-1", "cores are written like"),
             ("cpu@0+0", "named twice"),

@@ -131,6 +131,22 @@ impl Model {
         self.parts[0].regions = regions.into_iter().map(|region| (region.block(), region)).collect();
     }
 
+    /// The memory that all quantised weights lie in: a piece for each block's region and for each section outside, none overlapping.
+    /// Empty for a checkpoint in memory.
+    pub(crate) fn memory(&self) -> Result<Vec<&[u8]>, VideoError> {
+        let mut pieces = Vec::new();
+        for part in &self.parts {
+            let Weights::Packed(artefact) = &part.weights else { continue };
+            for (section, bytes) in artefact.section_bytes().filter(|(_, bytes)| !bytes.is_empty()) {
+                match section.block.and_then(|block| part.regions.get(&block)) {
+                    Some(region) => pieces.push(region.bytes()?),
+                    None => pieces.push(bytes),
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
     fn of_part(record: VideoRecord, path: PathBuf, weights: Weights) -> Model {
         let adapter = record.adapter.clone();
         Model { record, parts: vec![Part { path, adapter, weights, regions: BTreeMap::new() }] }

@@ -2,8 +2,10 @@
 
 use super::{Model, Part};
 use crate::VideoError;
+use std::ops::Range;
 use trefoil_kernels::FloatWeights;
 use trefoil_weights::TiledView;
+use trefoil_weights::tile::{TILE, TileShape};
 
 /// Low-rank factors of a linear layer.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +34,34 @@ pub struct LinearView<'a> {
     pub bias: &'a [f32],
     /// The expert's factors.
     pub adapter: Option<AdapterView<'a>>,
+}
+
+impl<'a> LinearView<'a> {
+    /// The outputs `columns`, which start at a whole tile: in tile order they lie together, so this is a view too.
+    ///
+    /// # Errors
+    /// Columns that are not there or start inside a tile; weights that are not quantised.
+    pub fn columns(&self, columns: Range<usize>) -> Result<LinearView<'a>, VideoError> {
+        let refuse = || VideoError::Input {
+            what: "a slice of the weights".to_string(),
+            reason: format!("columns {columns:?} of {} are no whole tiles", self.bias.len()),
+        };
+        let bias = self.bias.get(columns.clone()).ok_or_else(refuse)?;
+        let part = |weights: &FloatWeights<'a>| -> Result<FloatWeights<'a>, VideoError> {
+            let view = tiled(weights)?;
+            let shape = TileShape::new(view.shape.d_in, columns.len()).filter(|_| columns.start.is_multiple_of(TILE));
+            let shape = shape.ok_or_else(refuse)?;
+            let first = columns.start / TILE * view.shape.column_bytes();
+            let codes = view.codes.get(first..first + shape.bytes()).ok_or_else(refuse)?;
+            let scales = view.scales.get(columns.start..columns.start + shape.padded_out()).ok_or_else(refuse)?;
+            Ok(FloatWeights::Tiled(TiledView { shape, codes, scales }))
+        };
+        let adapter = match &self.adapter {
+            Some(adapter) => Some(AdapterView { up: part(&adapter.up)?, ..*adapter }),
+            None => None,
+        };
+        Ok(LinearView { weights: part(&self.weights)?, bias, adapter })
+    }
 }
 
 /// Projections and norms of one attention.

@@ -313,6 +313,8 @@ fn died(error: std::io::Error) -> Failure {
 }
 
 fn failed(engine: &str, message: String) -> Failure {
+    // It may have named itself already.
+    let message = message.strip_prefix(&format!("engine `{engine}`: ")).map(str::to_string).unwrap_or(message);
     Failure::Refused(VideoError::Engine { engine: engine.to_string(), reason: message })
 }
 

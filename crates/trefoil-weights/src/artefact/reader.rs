@@ -122,6 +122,11 @@ impl Artefact {
         Ok(RegionView { block, section, bytes: self.slice(section.offset, section.bytes), tensors })
     }
 
+    /// Every section as it lies in this process, with the padding behind it: what a device is given that takes whole pages.
+    pub fn section_bytes(&self) -> impl Iterator<Item = (&SectionRecord, &[u8])> {
+        self.index.sections.iter().map(|section| (section, self.slice(section.offset, section.padded_bytes())))
+    }
+
     /// A tensor by name.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, WeightsError> {
         match self.by_name.get(name) {

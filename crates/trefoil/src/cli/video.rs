@@ -131,11 +131,12 @@ pub struct CalibrateArgs {
 /// Engines and what they compute in.
 #[derive(Debug, Args, Clone)]
 pub struct EngineArgs {
-    /// One engine or two, in the order they take the trajectory, like cpu@0,cpu@1; cpu@0=12.8ms is slowed to that per block (emulated)
+    /// One engine or two, in the order they take the trajectory, like cpu@0,cpu@1 or cpu@0,opencl@1 (opencl:0@1 on the first device of
+    /// `trefoil probe`, opencl:NAME@1 on the one with NAME in its name); cpu@0=12.8ms is slowed to that per block (emulated)
     #[arg(long, value_name = "ENGINE[,ENGINE]", default_value = "cpu")]
     pub engines: String,
-    /// Numeric path: f32, w8a16 or w8a8; one for all engines or one each
-    #[arg(long, value_name = "PATH[,PATH]", default_value = "w8a16", value_delimiter = ',')]
+    /// Numeric path: f32, w8a16 or w8a8; one for all engines or one each [default: w8a16, or w8a8 where an engine is opencl]
+    #[arg(long, value_name = "PATH[,PATH]", value_delimiter = ',')]
     pub path: Vec<NumericPath>,
     /// Unquantised checkpoint for path f32; where the artefact was packed from by default
     #[arg(long, value_name = "MODEL", conflicts_with = "second")]
@@ -279,7 +280,7 @@ pub struct BenchVideoArgs {
     /// Text rows
     #[arg(long, value_name = "ROWS", default_value_t = 64)]
     pub text_rows: usize,
-    /// Two engines, like cpu@0,cpu@1; the first two cores by default. Shaped ones, like cpu@0=12.6:12.8ms (alone, with the other), are
+    /// Two engines, like cpu@0,cpu@1 or cpu@0,opencl@1; the CPU engine on the first two cores by default. Shaped ones, like cpu@0=12.6:12.8ms (alone, with the other), are
     /// slowed to stand in for other hardware (emulated)
     #[arg(long, value_name = "ENGINE,ENGINE")]
     pub engines: Option<String>,

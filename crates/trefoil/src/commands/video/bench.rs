@@ -12,7 +12,7 @@ use std::time::Duration;
 use trefoil_core::{Origin, Samples};
 use trefoil_plan::stream::Cut;
 use trefoil_report::{TableFormat, format};
-use trefoil_video::engine::allowed_cores;
+use trefoil_video::engine::{EngineKind, HeteroTensorEngine, allowed_cores, is_on_cores};
 use trefoil_video::rates::{EngineRate, RateOptions, measure, random_inputs, shape_for_tokens};
 use trefoil_video::stream::{StreamItem, StreamReport, run_data_parallel, run_stream};
 use trefoil_video::{
@@ -25,14 +25,23 @@ const FACTORS: [f64; 5] = [1.0, 1.25, 1.5, 2.0, 3.0];
 const MOST: usize = 1000;
 
 /// What a configuration does with the clips.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     /// One engine makes them all.
     Single,
     /// Two engines, each makes whole clips from one queue.
     DataParallel,
+    /// Two engines compute every block together; the CPU's share of the columns.
+    HeteroTensor(f64),
     /// Two engines, cut here.
     Pipeline(usize),
+}
+
+impl Kind {
+    /// Whether one clip after the other is made.
+    fn is_serial(self) -> bool {
+        matches!(self, Self::Single | Self::HeteroTensor(_))
+    }
 }
 
 /// A configuration and what its rounds gave.
@@ -97,7 +106,9 @@ pub fn run(args: &BenchVideoArgs) -> Result<(), CliError> {
     let (noise, text) = random_inputs(&config, shape, args.text_rows);
     let mut open = lanes::open(&artefact, &engines, (&noise, &text, None))?;
     if open.lanes.len() != 2 {
-        return Err(CliError::Usage("the benchmark needs two engines, like --engines cpu@0,cpu@1".to_owned()));
+        return Err(CliError::Usage(
+            "the benchmark needs two engines, like --engines cpu@0,cpu@1 or cpu@0,opencl@1".to_owned(),
+        ));
     }
     progress.step("rates");
     let packed = open.lanes[0].model().clone();
@@ -114,7 +125,7 @@ pub fn run(args: &BenchVideoArgs) -> Result<(), CliError> {
         (&solo, &corun),
         &rates,
         (count, [decoder_solo(args), args.decoder_ms]),
-    );
+    )?;
     for round in 0..args.rounds {
         for configuration in &mut configurations {
             progress.step(&format!("round {} of {}: {}", round + 1, args.rounds, configuration.name));
@@ -161,7 +172,7 @@ fn configurations(
     (solo, corun): (&Cut, &Cut),
     rates: &[EngineRate],
     (blocks, [decoder_solo, decoder_corun]): (usize, [f64; 2]),
-) -> Vec<Configuration> {
+) -> Result<Vec<Configuration>, CliError> {
     let both: Vec<(EngineSpec, NumericPath)> = specs.iter().cloned().zip(paths.iter().copied()).collect();
     let new = |name: String, kind, engines: Vec<(EngineSpec, NumericPath)>, predicted| Configuration {
         name,
@@ -182,20 +193,17 @@ fn configurations(
             new(format!("{spec} alone"), Kind::Single, vec![(spec.clone(), *path)], Some(predicted))
         })
         .collect();
-    let mut cores: Vec<usize> = specs.iter().flat_map(EngineSpec::resolved_cores).collect();
-    cores.sort_unstable();
-    let all_cores = EngineSpec::cpu(&cores);
-    let mut paths = paths.to_vec();
-    paths.dedup();
-    // A shaped engine stands for hardware that has no more cores.
-    let is_shaped = specs.iter().any(|spec| spec.shape.is_some());
-    for path in paths.into_iter().filter(|_| !is_shaped) {
-        all.push(new(format!("{all_cores} alone, {path}"), Kind::Single, vec![(all_cores.clone(), path)], None));
+    for (spec, path) in on_all_cores(specs, paths)? {
+        all.push(new(format!("{spec} alone, {path}"), Kind::Single, vec![(spec, path)], None));
     }
     // Two servers with whole clips: rates add up.
     let whole = |rate: &EngineRate| rate.pipeline_ms() * blocks as f64 + decoder_corun;
     let together = 1.0 / rates.iter().map(|rate| 1.0 / whole(rate)).sum::<f64>();
     all.push(new("data-parallel".to_owned(), Kind::DataParallel, both.clone(), Some(together)));
+    if let Some(share) = cpu_share(specs, paths, rates) {
+        let name = format!("hetero-tensor, {:.0}% of the columns on the CPU", share * 100.0);
+        all.push(new(name, Kind::HeteroTensor(share), both.clone(), None));
+    }
     all.push(new(
         format!("pipeline, cut {} (rates while both run)", corun.cut),
         Kind::Pipeline(corun.cut as usize),
@@ -206,7 +214,33 @@ fn configurations(
         let name = format!("pipeline, cut {} (rates alone)", solo.cut);
         all.push(new(name, Kind::Pipeline(solo.cut as usize), both, Some(solo.period)));
     }
-    all
+    Ok(all)
+}
+
+/// The CPU's share of every layer's columns that lets both engines end together, where a CPU and an OpenCL engine run on `w8a8` (bits do
+/// not depend on who computes a column there).
+fn cpu_share(specs: &[EngineSpec], paths: &[NumericPath], rates: &[EngineRate]) -> Option<f64> {
+    let of = |kind| specs.iter().position(|spec| spec.kind == kind && spec.shape.is_none());
+    let (cpu, opencl) = (of(EngineKind::Cpu)?, of(EngineKind::OpenCl)?);
+    let (cpu, opencl) = (rates[cpu].pipeline_ms(), rates[opencl].pipeline_ms());
+    paths.iter().all(|path| *path == NumericPath::W8a8).then(|| opencl / (cpu + opencl))
+}
+
+/// Each different engine on the cores of both, where it computes on cores at all. A shaped one stands for hardware that has no more.
+fn on_all_cores(specs: &[EngineSpec], paths: &[NumericPath]) -> Result<Vec<(EngineSpec, NumericPath)>, CliError> {
+    let mut cores: Vec<usize> = specs.iter().flat_map(EngineSpec::resolved_cores).collect();
+    cores.sort_unstable();
+    let mut all: Vec<(EngineSpec, NumericPath)> = Vec::new();
+    if specs.iter().any(|spec| spec.shape.is_some()) {
+        return Ok(all);
+    }
+    for (spec, &path) in specs.iter().zip(paths) {
+        let candidate = (spec.on(&cores), path);
+        if is_on_cores(spec)? && !all.contains(&candidate) {
+            all.push(candidate);
+        }
+    }
+    Ok(all)
 }
 
 impl Configuration {
@@ -218,15 +252,21 @@ impl Configuration {
         (noise, text): (&Tensor, &Tensor),
         blocks: usize,
     ) -> Result<(), CliError> {
-        let mut lanes =
-            self.engines.iter().map(|(spec, path)| models.lane(spec, *path)).collect::<Result<Vec<_>, VideoError>>()?;
+        let mut lanes = match (self.kind, self.engines.as_slice()) {
+            (Kind::HeteroTensor(share), [(first, _), (second, _)]) => {
+                vec![models.hetero_tensor(&[first.clone(), second.clone()], share)?]
+            }
+            (_, engines) => {
+                engines.iter().map(|(spec, path)| models.lane(spec, *path)).collect::<Result<Vec<_>, VideoError>>()?
+            }
+        };
         let items = (0..args.clips).map(|number| StreamItem {
             number,
             noise: noise.clone(),
             text: text.clone(),
             negative: None,
         });
-        let decoder_ms = if self.kind == Kind::Single { decoder_solo(args) } else { args.decoder_ms };
+        let decoder_ms = if self.kind.is_serial() { decoder_solo(args) } else { args.decoder_ms };
         let wait = |_: usize, _: &Clip, _: &ClipState| -> Result<(), VideoError> {
             if decoder_ms > 0.0 {
                 std::thread::sleep(Duration::from_secs_f64(decoder_ms / 1e3));
@@ -236,7 +276,9 @@ impl Configuration {
         let watch = |_: usize, _: &trefoil_video::Event<'_>| keep_going(0, blocks);
         let report: StreamReport = match self.kind {
             Kind::DataParallel => run_data_parallel(&mut lanes, items, &wait, &watch)?,
-            Kind::Single => run_stream(&mut lanes, items, &mut |_, blocks| blocks, &mut { wait }, &watch)?,
+            Kind::Single | Kind::HeteroTensor(_) => {
+                run_stream(&mut lanes, items, &mut |_, blocks| blocks, &mut { wait }, &watch)?
+            }
             Kind::Pipeline(cut) => run_stream(&mut lanes, items, &mut |_, _| cut, &mut { wait }, &watch)?,
         };
         let per_clip = match self.kind {
@@ -246,7 +288,10 @@ impl Configuration {
         };
         self.per_clip.extend(per_clip);
         self.latencies.extend(report.clips.iter().map(trefoil_video::stream::ClipReport::latency_ms));
-        self.handoffs += report.handoffs;
+        self.handoffs += match self.kind {
+            Kind::HeteroTensor(_) => HeteroTensorEngine::EXCHANGES_PER_BLOCK * report.blocks * report.clips.len(),
+            _ => report.handoffs,
+        };
         self.idle = report.idle;
         self.scratch = lanes.iter().map(trefoil_video::Lane::scratch_bytes).collect();
         Ok(())
@@ -272,6 +317,39 @@ impl Configuration {
     }
 }
 
+/// Which configuration a guard picks here, and why.
+fn verdict(
+    configurations: &[Configuration],
+    best: &Configuration,
+    single: &Configuration,
+    best_latency: f64,
+) -> String {
+    let of = |configuration: &Configuration| configuration.period().map_or(f64::MAX, |samples| samples.median);
+    if best.kind == Kind::Single {
+        let divided =
+            configurations.iter().filter(|row| row.kind != Kind::Single).min_by(|a, b| of(a).total_cmp(&of(b)));
+        let why = divided.map_or_else(String::new, |other| {
+            format!(
+                ": the best that uses both engines, {}, has {} its throughput",
+                other.name,
+                format::ratio(of(best) / of(other))
+            )
+        });
+        return format!("{} is best here{why}", best.name);
+    }
+    let mut text =
+        format!("{} is best: {} the throughput of {}", best.name, format::ratio(of(single) / of(best)), single.name);
+    if let Some(idle) = &best.idle {
+        let idle: Vec<String> = idle.iter().map(|idle| format!("{:.0}%", idle * 100.0)).collect();
+        let _ = write!(text, "; its engines wait {} of the time", idle.join(" and "));
+    }
+    if let Some(latency) = best.latency() {
+        let factor = format::ratio(latency.median / best_latency);
+        let _ = write!(text, ", and a clip takes {factor} what it takes on the fastest engine alone");
+    }
+    text
+}
+
 fn report(
     args: &BenchVideoArgs,
     configurations: &[Configuration],
@@ -287,14 +365,7 @@ fn report(
     let best_latency = singles()
         .filter_map(|configuration| configuration.latency().map(|samples| samples.median))
         .fold(f64::INFINITY, f64::min);
-    let verdict = best.zip(best_single).map(|(best, single)| {
-        let gain = median(single) / median(best);
-        if best.kind == Kind::Single {
-            format!("{} is best here", best.name)
-        } else {
-            format!("{} is best: {} the throughput of {}", best.name, format::ratio(gain), single.name)
-        }
-    });
+    let verdict = best.zip(best_single).map(|(best, single)| verdict(configurations, best, single, best_latency));
     let is_shaped = configurations.iter().any(|row| row.engines.iter().any(|(spec, _)| spec.shape.is_some()));
     let origin = if args.decoder_ms > 0.0 || is_shaped { Origin::Emulated } else { Origin::Measured };
     let artefact_bytes = std::fs::metadata(artefact).map(|about| about.len()).ok();
@@ -308,6 +379,7 @@ fn report(
                     "name": configuration.name,
                     "engines": configuration.engines.iter().map(|(spec, path)| json!({ "engine": spec.to_string(), "path": path })).collect::<Vec<_>>(),
                     "cut": match configuration.kind { Kind::Pipeline(cut) => Some(cut), _ => None },
+                    "cpu_share": match configuration.kind { Kind::HeteroTensor(share) => Some(share), _ => None },
                     "ms_per_clip": period.as_ref().map(samples_json),
                     "rounds": configuration.per_clip,
                     "predicted_ms": configuration.predicted,
@@ -380,6 +452,13 @@ fn report(
     }
     if is_shaped {
         let _ = writeln!(text, "engines are slowed to stated rates: all times are emulated");
+    }
+    if configurations.iter().any(|row| matches!(row.kind, Kind::HeteroTensor(_))) {
+        let _ = writeln!(
+            text,
+            "hetero-tensor hands over after every layer: {} times a block (the paper counts 26)",
+            HeteroTensorEngine::EXCHANGES_PER_BLOCK
+        );
     }
     if args.decoder_ms > 0.0 {
         let _ = writeln!(text, "the decoder is a stand-in that waits {} (emulated)", format::time(args.decoder_ms));

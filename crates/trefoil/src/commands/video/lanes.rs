@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use trefoil_kernels::Kernels;
 use trefoil_plan::stream::{VideoRates, one_cut};
-use trefoil_video::engine::parse_engines;
+use trefoil_video::engine::{EngineKind, parse_engines};
 use trefoil_video::rates::{EngineRate, RateOptions, measure};
 use trefoil_video::sampler::experts_by_threshold;
 use trefoil_video::{
@@ -86,6 +86,11 @@ impl Models {
         };
         Lane::open(spec, model, path, self.calibration.as_ref())
     }
+
+    /// The baseline that divides every block between two engines of different kinds; `cpu_share` of the columns are the CPU's.
+    pub fn hetero_tensor(&self, specs: &[EngineSpec; 2], cpu_share: f64) -> Result<Lane, VideoError> {
+        Lane::hetero_tensor(specs, cpu_share, &self.packed, self.calibration.as_ref())
+    }
 }
 
 /// Opens the engines of `args`. Where `w8a8` is asked for and the artefact has no activation scales, they are found on the clip
@@ -97,6 +102,9 @@ pub fn open(
 ) -> Result<OpenLanes, CliError> {
     let specs = parse_engines(&args.engines)?;
     let paths = match args.path.as_slice() {
+        // The path that all of them have.
+        [] if specs.iter().any(|spec| spec.kind == EngineKind::OpenCl) => vec![NumericPath::W8a8; specs.len()],
+        [] => vec![NumericPath::W8a16; specs.len()],
         [one] => vec![*one; specs.len()],
         each if each.len() == specs.len() => each.to_vec(),
         each => {
@@ -121,6 +129,7 @@ pub fn open(
     };
     let models = Models { packed, reference, calibration };
     let lanes = specs.iter().zip(&paths).map(|(spec, &path)| models.lane(spec, path)).collect::<Result<Vec<_>, _>>()?;
+    notes.extend(lanes.iter().flat_map(|lane| lane.engine().notes()));
     Ok(OpenLanes { lanes, specs, paths, models, notes })
 }
 

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use trefoil_kernels::Kernels;
 use trefoil_video::checkpoint::CheckpointOptions;
+use trefoil_video::engine::EngineKind;
 use trefoil_video::{
     Calibration, CalibrationClip, EngineSpec, Model, Sampler, TensorPath, VideoError, VideoPackOptions, pack_video,
 };
@@ -142,6 +143,11 @@ fn shortened(timesteps: &[f32]) -> String {
 fn calibrate(args: &CalibrateArgs) -> Result<(), CliError> {
     let model = Arc::new(lanes::open_model(&args.artefact, &args.second)?);
     let spec: EngineSpec = args.engine.parse()?;
+    if spec.kind != EngineKind::Cpu {
+        return Err(CliError::Usage(format!(
+            "--engine {spec}; ranges are found on w8a16, which runs on the CPU: write cpu@CORES"
+        )));
+    }
     let kernels = Arc::new(Kernels::best(&spec.resolved_cores()).map_err(VideoError::from)?);
     if args.noise.len() != args.text.len() && args.noise.len() != 1 {
         return Err(CliError::Usage(format!(
