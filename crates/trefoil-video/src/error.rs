@@ -14,6 +14,15 @@ pub enum VideoError {
     /// A kernel call or a set of cores.
     #[error(transparent)]
     Kernel(#[from] trefoil_kernels::KernelError),
+    /// A VAE or a latent.
+    #[error(transparent)]
+    Vae(#[from] crate::vae::VaeError),
+    /// A clip's file.
+    #[error(transparent)]
+    Output(#[from] crate::output::OutputError),
+    /// A job's folder.
+    #[error(transparent)]
+    Job(#[from] crate::job::JobError),
     /// The operating system refused a file operation.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
