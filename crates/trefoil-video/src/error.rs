@@ -17,6 +17,15 @@ pub enum VideoError {
     /// A call of the OpenCL library, or a device that cannot do what was asked.
     #[error(transparent)]
     OpenCl(#[from] trefoil_kernels::opencl::OpenClError),
+    /// A VAE or a latent.
+    #[error(transparent)]
+    Vae(#[from] crate::vae::VaeError),
+    /// A clip's file.
+    #[error(transparent)]
+    Output(#[from] crate::output::OutputError),
+    /// A job's folder.
+    #[error(transparent)]
+    Job(#[from] crate::job::JobError),
     /// The operating system refused a file operation.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

@@ -11,6 +11,7 @@ pub mod denoise;
 pub mod dit;
 pub mod engine;
 mod error;
+pub mod job;
 pub mod model;
 pub mod noise;
 pub mod output;

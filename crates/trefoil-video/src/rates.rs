@@ -156,7 +156,7 @@ fn summary(values: &mut [f64]) -> Result<Samples, VideoError> {
 }
 
 /// Runs the trajectory from its start, over and over, until `again` says no. Each call of it is one block.
-fn cycle(
+pub(crate) fn cycle(
     lane: &mut Lane,
     clip: &Clip,
     noise: &Tensor,

@@ -5,7 +5,9 @@ mod support;
 use std::sync::{Arc, Mutex};
 use support::{Random, SmallModel, bits, kernels, kernels_on};
 use trefoil_video::rates::{RateOptions, measure};
-use trefoil_video::stream::{Observed, StreamItem, StreamReport, run_data_parallel, run_stream};
+use trefoil_video::stream::{
+    Observed, StreamItem, StreamReport, Work, measure_last_stage, run_data_parallel, run_stream, run_stream_reporting,
+};
 use trefoil_video::{Clip, Lane, Model, NumericPath, VideoError, denoise};
 
 fn items(small: &SmallModel, count: usize) -> Vec<StreamItem> {
@@ -112,6 +114,49 @@ fn a_stream_that_stops_keeps_what_is_finished() {
         assert!(matches!(stopped, Err(VideoError::Interrupted { .. })));
         assert_eq!(finished, if stage == "first" { vec![0, 1, 2] } else { vec![0, 1] });
     }
+}
+
+#[test]
+fn a_stream_that_stops_tells_what_it_did() {
+    let small = SmallModel::new();
+    let model = Arc::new(Model::open(&small.packed()).unwrap());
+    let mut lanes = [lane(&model, 0), lane(&model, 1)];
+    let mut finish = |done: &trefoil_video::stream::Denoised<'_>| {
+        assert_eq!((done.cut, done.lane), (5, 1));
+        match done.number {
+            2 => Err(VideoError::Interrupted { done: 12, blocks: 12 }),
+            _ => Ok(()),
+        }
+    };
+    let (report, stopped) =
+        run_stream_reporting(&mut lanes, items(&small, 6).into_iter(), &mut |_, _| 5, &mut finish, &|_, _| Ok(()));
+    assert!(matches!(stopped, Some(VideoError::Interrupted { .. })));
+    assert_eq!(report.clips.iter().map(|clip| clip.item).collect::<Vec<_>>(), [0, 1]);
+    assert!(report.period_ms.is_some() && report.handoffs == 2);
+    let spans = |work: Work| report.spans.iter().filter(|span| span.lane == 1 && span.work == work).count();
+    assert_eq!((spans(Work::Blocks), spans(Work::Last)), (3, 2), "the third clip never got to its end");
+    assert!(report.observed().first_ms.is_some() && report.observed().last_stage_ms.is_some());
+}
+
+#[test]
+fn the_last_stage_is_timed_alone_and_beside_blocks() {
+    let small = SmallModel::new();
+    let model = Arc::new(Model::open(&small.packed()).unwrap());
+    let item = items(&small, 1).remove(0);
+    let mut lane = lane(&model, 0);
+    let clip = Clip::new(lane.host_mut(), &model, &item.noise, &item.text, None).unwrap();
+    let mut calls = 0;
+    let mut stage = || {
+        calls += 1;
+        Ok(f64::from(calls))
+    };
+    let alone = measure_last_stage(&mut stage, None, &|| Ok(())).unwrap();
+    assert_eq!((alone.corun_ms, alone.solo_ms.count, Some(alone.pipeline_ms())), (None, 5, Some(3.0)));
+    let both = measure_last_stage(&mut stage, Some((&mut lane, &clip, &item.noise)), &|| Ok(())).unwrap();
+    assert_eq!((both.solo_ms.median, both.pipeline_ms()), (8.0, 13.0));
+    // An engine beside it that fails ends the measurement.
+    let stop = || Err(VideoError::Interrupted { done: 0, blocks: 12 });
+    assert!(measure_last_stage(&mut stage, Some((&mut lane, &clip, &item.noise)), &stop).is_err());
 }
 
 #[test]

@@ -10,7 +10,7 @@ pub use planning::{
     BenchPlanArgs, ExplainArgs, ObjectiveArg, PaperArg, PaperArgs, PipelineArgs, PlanArgs, PlanningArgs, now_ms,
 };
 pub use video::{
-    BenchVideoArgs, CalibrateArgs, CutArg, DenoiseArgs, EngineArgs, RandomModel, RatesArgs, SecondArgs, StreamArgs,
+    BenchVideoArgs, CalibrateArgs, CutArg, DenoiseArgs, EngineArgs, LatentArg, RandomModel, RatesArgs, SecondArgs,
     VideoArgs, VideoCommand, VideoInfoArgs, VideoPackArgs,
 };
 

@@ -36,6 +36,19 @@ pub enum CliError {
     /// A clip's file.
     #[error(transparent)]
     Output(#[from] trefoil_video::output::OutputError),
+    /// A job's folder.
+    #[error(transparent)]
+    Job(#[from] trefoil_video::job::JobError),
+    /// A stream that stopped; what is finished stays.
+    #[error("{source}; {done} of {all} clips are finished, the same command makes the rest")]
+    Stream {
+        /// Why.
+        source: Box<trefoil_video::VideoError>,
+        /// Clips in the job's folder.
+        done: usize,
+        /// Clips of the job.
+        all: usize,
+    },
     /// Vocabulary.
     #[error(transparent)]
     Core(#[from] trefoil_core::CoreError),
@@ -71,6 +84,7 @@ impl CliError {
             Self::Profile(ProfileError::Interrupted { .. })
             | Self::Video(VideoError::Interrupted { .. })
             | Self::Vae(VaeError::Stopped) => 130,
+            Self::Stream { source, .. } if matches!(**source, VideoError::Interrupted { .. }) => 130,
             Self::Profile(ProfileError::Strict { .. }) | Self::Run(RunError::Strict { .. }) => 4,
             Self::Differs(_) => 3,
             Self::Run(
@@ -83,6 +97,7 @@ impl CliError {
             )
             | Self::Profile(ProfileError::Worker { .. })
             | Self::Video(VideoError::NonFinite { .. })
+            | Self::Stream { .. }
             | Self::Failed(_)
             | Self::File { action: "print", .. } => 1,
             _ => 2,

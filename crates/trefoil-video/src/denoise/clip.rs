@@ -8,18 +8,20 @@ use crate::model::Model;
 use crate::sampler::{History, Sampler};
 use crate::schedule::Trajectory;
 use crate::tensors::Tensor;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use trefoil_kernels::{RotaryTable, rotary_table};
 
-/// Clips made so far.
-static CLIPS: AtomicU64 = AtomicU64::new(0);
 /// Most tokens of a clip: a kernel's matrices stay within 32-bit counts.
 const MAX_TOKENS: usize = 1 << 20;
+
+/// Numbers the clips of this process.
+static CLIPS: AtomicU64 = AtomicU64::new(0);
 
 /// The conditions of a clip. Engines share it; nothing in it changes.
 #[derive(Debug)]
 pub struct Clip {
-    id: u64,
+    serial: u64,
     sampler: Sampler,
     trajectory: Trajectory,
     /// `[channels, frames, height, width]` of the latent.
@@ -80,22 +82,80 @@ impl Clip {
                 }
             }
         }
+        Clip::assemble(model, shape, times, contexts)
+    }
+
+    fn assemble(
+        model: &Model,
+        shape: [usize; 4],
+        times: Vec<TimeEmbedding>,
+        contexts: Vec<Vec<Option<Vec<f32>>>>,
+    ) -> Result<Clip, VideoError> {
+        let (config, sampler) = (model.config(), model.sampler().clone());
+        let [_, frames, height, width] = shape;
         Ok(Clip {
-            id: CLIPS.fetch_add(1, Ordering::Relaxed),
+            serial: CLIPS.fetch_add(1, Ordering::Relaxed),
             trajectory: Trajectory { steps: sampler.steps(), branches: sampler.branches(), layers: config.layers },
             sampler,
             shape,
             width: config.width(),
             patch: config.patch(),
-            rotary: rotary_table(grid, config.head_dim)?,
+            rotary: rotary_table([frames, height / PATCH, width / PATCH], config.head_dim)?,
             times,
             contexts,
         })
     }
 
     /// A number that no other clip of this process has, so that an engine knows whose conditions it holds.
-    pub fn id(&self) -> u64 {
-        self.id
+    pub fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// Sizes of what its blocks need, for a copy in another process.
+    pub(crate) fn outline(&self) -> ClipOutline {
+        let lengths = |branches: &Vec<Option<Vec<f32>>>| {
+            branches.iter().map(|context| context.as_ref().map_or(0, Vec::len)).collect()
+        };
+        ClipOutline { shape: self.shape, contexts: self.contexts.iter().map(lengths).collect() }
+    }
+
+    /// The values that [`ClipOutline`] describes, in its order: modulations of all steps, then contexts.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &[f32]> {
+        let modulations = self.times.iter().map(|time| time.modulation.as_slice());
+        modulations.chain(self.contexts.iter().flatten().filter_map(Option::as_deref))
+    }
+
+    /// The copy: conditions for blocks alone, without what the host needs. `next` reads as many values as it is told.
+    ///
+    /// # Errors
+    /// An outline that does not fit the model, an error of `next`.
+    pub(crate) fn copied(
+        model: &Model,
+        outline: &ClipOutline,
+        next: &mut dyn FnMut(usize) -> Result<Vec<f32>, VideoError>,
+    ) -> Result<Clip, VideoError> {
+        let width = model.config().width();
+        let fits = outline.contexts.len() == model.record().experts.len()
+            && outline.contexts.iter().all(|branches| branches.len() == model.sampler().branches())
+            && outline.contexts.iter().flatten().all(|len| len.is_multiple_of(width));
+        if !fits {
+            return Err(VideoError::Input {
+                what: "a clip from another process".to_string(),
+                reason: "its conditions do not fit the model".to_string(),
+            });
+        }
+        let times = (0..model.sampler().steps())
+            .map(|_| Ok(TimeEmbedding { embedding: Vec::new(), modulation: next(6 * width)? }))
+            .collect::<Result<_, VideoError>>()?;
+        let mut contexts = Vec::with_capacity(outline.contexts.len());
+        for branches in &outline.contexts {
+            let mut texts = Vec::with_capacity(branches.len());
+            for &len in branches {
+                texts.push(if len == 0 { None } else { Some(next(len)?) });
+            }
+            contexts.push(texts);
+        }
+        Clip::assemble(model, outline.shape, times, contexts)
     }
 
     /// Its block executions.
@@ -176,6 +236,15 @@ impl Clip {
     pub fn unpatchify(&self, patches: &[f32]) -> Vec<f32> {
         unpatchify(patches, self.shape)
     }
+}
+
+/// Sizes of a clip's conditions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ClipOutline {
+    /// `[channels, frames, height, width]` of the latent.
+    pub(crate) shape: [usize; 4],
+    /// Values of the context of each expert and branch; 0 where no step needs it.
+    pub(crate) contexts: Vec<Vec<usize>>,
 }
 
 /// What runs along the trajectory.

@@ -6,6 +6,7 @@ use crate::dit::Host;
 use crate::engine::{CpuEngine, Engine, EngineKind, EngineSpec, HeteroTensorEngine, OpenClEngine, ShapedEngine};
 use crate::model::Model;
 use crate::schedule::Piece;
+use crate::tensors::Tensor;
 use crate::{NumericPath, VideoError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -193,6 +194,26 @@ impl Lane {
             }
         }
         Ok(())
+    }
+
+    /// Times the host's work around the blocks of one branch: patch embedding before them, head and sampler's step behind them. On a
+    /// state of its own that no block touches.
+    ///
+    /// # Errors
+    /// Noise that is not the clip's; what the host refuses.
+    pub fn time_host(&mut self, clip: &Clip, noise: &Tensor) -> Result<Duration, VideoError> {
+        let layers = clip.trajectory().layers;
+        let last = Piece { step: 0, branch: clip.trajectory().branches - 1, blocks: layers - 1..layers };
+        let mut state = clip.start(noise)?;
+        let mut elapsed = Duration::ZERO;
+        // Once for buffers that grow, once for the time.
+        for _ in 0..2 {
+            let begun = Instant::now();
+            self.host.embed(&self.model, clip.expert(0), self.engine.path(), &state.latent, &mut state.hidden)?;
+            self.end_branch(clip, &last, &mut state)?;
+            elapsed = begun.elapsed();
+        }
+        Ok(elapsed)
     }
 
     /// Head; after the last branch guidance and the sampler's step.

@@ -8,7 +8,7 @@ mod clip;
 mod lane;
 
 pub use clip::{Clip, ClipState};
-pub(crate) use clip::{latent_shape, text_rows};
+pub(crate) use clip::{ClipOutline, latent_shape, text_rows};
 pub use lane::{Event, Lane};
 
 use crate::VideoError;

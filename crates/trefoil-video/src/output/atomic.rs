@@ -5,6 +5,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use tempfile::{NamedTempFile, TempDir};
 
+/// What the names of everything unfinished begin with: whoever owns a folder may remove such files of a process that was killed.
+pub(crate) const TEMPORARY: &str = ".trefoil-";
+
 /// The folder of a path, `.` where it names none.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
@@ -24,7 +27,10 @@ impl AtomicFile {
             return Err(OutputError::format(path, "there is a folder of this name; name a file"));
         }
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        let file = NamedTempFile::new_in(folder_of(&path)).map_err(OutputError::io("write", &path))?;
+        let file = tempfile::Builder::new()
+            .prefix(TEMPORARY)
+            .tempfile_in(folder_of(&path))
+            .map_err(OutputError::io("write", &path))?;
         Ok(AtomicFile { file, path })
     }
 

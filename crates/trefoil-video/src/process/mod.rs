@@ -9,17 +9,27 @@
 //! | `setup`: engine, path, artefacts, sampler, scales, sizes | `ready`, or `failed` with a line |
 //! | `run`: which state, from which execution to which | `blocks` and `step` as it goes, then `done` |
 //!
-//! The slot holds the state twice. A run reads one and writes the other at its end, so a worker that is killed at any moment leaves the
-//! state before its run whole: the owner starts another and gives it the same order, with the same result.
+//! | `clip`: a clip's conditions, as a region | `ready` |
+//! | `blocks`: which | `ran`, the hidden state changed in place |
+//!
+//! A worker **carries a clip** (`run`: host work included, [`denoise_in_workers`]) or **is an engine** (`clip` and `blocks`:
+//! [`ProcessEngine`], for streams, where the owner's lanes do the host work and decide what runs next).
+//!
+//! The slot of a carried clip holds the state twice. A run reads one and writes the other at its end, so a worker that is killed at any moment leaves the
+//! state before its run whole: the owner starts another and gives it the same order, with the same result. The owner of an engine keeps
+//! the hidden state itself until a piece is done, so it can give the same piece to another process too.
 
 mod channel;
+mod engine;
 mod owner;
 pub mod slot;
 mod worker;
 
-pub use owner::{Worker, WorkerCommand, WorkerEvent, WorkerSetup, denoise_in_workers};
+pub use engine::{Death, ProcessEngine, ProcessStatus};
+pub use owner::{SharedModel, Worker, WorkerCommand, WorkerEvent, WorkerSetup, denoise_in_workers};
 pub use worker::worker_main;
 
+use crate::denoise::ClipOutline;
 use crate::sampler::Sampler;
 use crate::{NumericPath, VideoError};
 use serde::{Deserialize, Serialize};
@@ -27,7 +37,7 @@ use slot::{SlotLayout, StateMark};
 use std::path::PathBuf;
 
 /// Version of the messages; both sides are the same program.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// What a worker must know before it runs anything.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -42,7 +52,8 @@ struct Setup {
     checkpoint: Option<PathBuf>,
     sampler: Sampler,
     calibration: Option<crate::calibrate::CalibrationBits>,
-    slot: SlotLayout,
+    /// Of the clip to carry; absent where the worker is an engine.
+    slot: Option<SlotLayout>,
 }
 
 /// Owner → worker.
@@ -56,6 +67,15 @@ enum Order {
         mark: StateMark,
         until: usize,
     },
+    /// Conditions of the clip that the next blocks belong to; their region follows.
+    Clip(ClipOutline),
+    /// Blocks to run on the hidden state in the clip's region.
+    Blocks {
+        step: usize,
+        branch: usize,
+        first: usize,
+        end: usize,
+    },
 }
 
 /// Worker → owner.
@@ -66,6 +86,7 @@ enum Reply {
     Blocks { done: usize, ms: f64 },
     Step { step: usize },
     Done { mark: StateMark },
+    Ran,
     Failed { message: String },
 }
 

@@ -14,16 +14,17 @@ use crate::{NumericPath, VideoError};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use trefoil_weights::region::{RegionKind, load_regions};
 use trefoil_weights::share::offer;
-use trefoil_weights::{Artefact, Region};
+use trefoil_weights::{Artefact, Region, WeightsError};
 
-/// How long a new worker may take to map what it is given.
-const SHARING: Duration = Duration::from_mins(1);
+/// How long a worker may take to map what it is given.
+pub(super) const SHARING: Duration = Duration::from_mins(1);
 /// A worker that dies this often in one run is not started again.
 const MOST_RESTARTS: u32 = 25;
 
@@ -47,13 +48,42 @@ impl WorkerCommand {
     }
 }
 
-/// What all workers of a clip share: the model's regions and the clip's slot, as this process owns them.
+/// A model whose regions this process has mapped, to be passed to workers: one copy of the weights, however many processes.
 #[derive(Debug)]
-pub struct WorkerSetup {
-    model: Arc<Model>,
+pub struct SharedModel {
+    pub(super) model: Arc<Model>,
     regions: Vec<([u8; 32], Vec<Region>)>,
     checkpoint: Option<PathBuf>,
     calibration: Option<Arc<Calibration>>,
+}
+
+impl SharedModel {
+    /// Maps the regions of the model's artefacts. `checkpoint` is where `f32` finds its weights, `calibration` what `w8a8` needs.
+    ///
+    /// # Errors
+    /// Artefacts that cannot be mapped.
+    pub fn new(
+        model: &Arc<Model>,
+        checkpoint: Option<PathBuf>,
+        calibration: Option<Arc<Calibration>>,
+    ) -> Result<SharedModel, VideoError> {
+        let regions = model
+            .artefacts()
+            .map(|artefact: &Artefact| Ok((artefact.fingerprint(), load_regions(artefact, RegionKind::File, None)?)))
+            .collect::<Result<_, VideoError>>()?;
+        Ok(SharedModel { model: Arc::clone(model), regions, checkpoint, calibration })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+}
+
+/// What all workers of a clip share: the model's regions and the clip's slot, as this process owns them.
+#[derive(Debug)]
+pub struct WorkerSetup {
+    shared: SharedModel,
     slot: Slot,
     trajectory: Trajectory,
 }
@@ -87,17 +117,10 @@ impl WorkerSetup {
             steps: sampler.steps(),
             has_history: sampler.solver == Solver::UniPc,
         };
-        let regions = model
-            .artefacts()
-            .map(|artefact: &Artefact| Ok((artefact.fingerprint(), load_regions(artefact, RegionKind::File, None)?)))
-            .collect::<Result<_, VideoError>>()?;
         Ok(WorkerSetup {
-            regions,
-            checkpoint,
-            calibration,
+            shared: SharedModel::new(model, checkpoint, calibration)?,
             slot: Slot::create(layout, noise, [Some(text), negative])?,
             trajectory: Trajectory { steps: sampler.steps(), branches, layers: config.layers },
-            model: Arc::clone(model),
         })
     }
 
@@ -191,7 +214,7 @@ pub struct Worker {
 }
 
 /// Why a run did not end.
-enum Failure {
+pub(super) enum Failure {
     /// The process is gone; another one can try.
     Died(String),
     /// It said no; another one would too.
@@ -210,7 +233,8 @@ impl Worker {
         setup: &Arc<WorkerSetup>,
     ) -> Result<Worker, VideoError> {
         let engine = spec.to_string();
-        let (child, socket) = start(command, &engine, path, setup).map_err(|failure| failure.into_error(&engine))?;
+        let (child, socket) = start(command, &engine, path, &setup.shared, Some(&setup.slot))
+            .map_err(|failure| failure.into_error(&engine))?;
         Ok(Worker { command: command.clone(), engine, path, setup: Arc::clone(setup), child, socket, restarts: 0 })
     }
 
@@ -246,7 +270,7 @@ impl Worker {
             watch(&WorkerEvent::Died { engine: &self.engine, reason })?;
             self.end();
             self.restarts += 1;
-            match start(&self.command, &self.engine, self.path, &self.setup) {
+            match start(&self.command, &self.engine, self.path, &self.setup.shared, Some(&self.setup.slot)) {
                 Ok((child, socket)) => (self.child, self.socket) = (child, socket),
                 // It may be killed again while it starts.
                 Err(Failure::Died(_)) => {}
@@ -276,7 +300,9 @@ impl Worker {
                 Reply::Step { step } => WorkerEvent::Step { step },
                 Reply::Done { mark } => return Ok(mark),
                 Reply::Failed { message } => return Err(failed(&self.engine, message)),
-                Reply::Ready => return Err(Failure::Refused(unexpected(&self.engine, "that it is ready"))),
+                Reply::Ready | Reply::Ran => {
+                    return Err(Failure::Refused(unexpected(&self.engine, "another kind of order")));
+                }
             };
             watch(&event).map_err(Failure::Refused)?;
         }
@@ -296,7 +322,7 @@ impl Drop for Worker {
 }
 
 impl Failure {
-    fn into_error(self, engine: &str) -> VideoError {
+    pub(super) fn into_error(self, engine: &str) -> VideoError {
         match self {
             Failure::Refused(error) => error,
             Failure::Died(reason) => VideoError::Engine {
@@ -308,33 +334,44 @@ impl Failure {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "used as a function for map_err")]
-fn died(error: std::io::Error) -> Failure {
+pub(super) fn died(error: std::io::Error) -> Failure {
     Failure::Died(error.to_string())
 }
 
-fn failed(engine: &str, message: String) -> Failure {
+pub(super) fn failed(engine: &str, message: String) -> Failure {
     // It may have named itself already.
     let message = message.strip_prefix(&format!("engine `{engine}`: ")).map(str::to_string).unwrap_or(message);
     Failure::Refused(VideoError::Engine { engine: engine.to_string(), reason: message })
 }
 
-/// Starts a process and sets it up.
-fn start(
+/// Failures of passing descriptors: a peer that is gone can be started again.
+pub(super) fn sharing(error: WeightsError) -> Failure {
+    match error {
+        WeightsError::PeerClosed { .. } | WeightsError::Socket { .. } => Failure::Died(error.to_string()),
+        other => Failure::Refused(other.into()),
+    }
+}
+
+/// Starts a process and sets it up: with a slot it carries one clip, without one it is an engine.
+pub(super) fn start(
     command: &WorkerCommand,
     engine: &str,
     path: NumericPath,
-    setup: &WorkerSetup,
+    shared: &SharedModel,
+    slot: Option<&Slot>,
 ) -> Result<(Child, UnixStream), Failure> {
     let (ours, theirs) = UnixStream::pair().map_err(died)?;
     let mut child = Command::new(&command.program)
         .args(&command.arguments)
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())
+        // Ctrl-C goes to the terminal's process group; the owner decides when its workers end.
+        .process_group(0)
         .spawn()
         .map_err(|source| {
             Failure::Refused(VideoError::Io { action: "start", path: command.program.clone(), source })
         })?;
-    let ready = introduce(&ours, engine, path, setup);
+    let ready = introduce(&ours, engine, path, shared, slot);
     if ready.is_err() {
         let _ = child.kill();
         let _ = child.wait();
@@ -343,28 +380,30 @@ fn start(
 }
 
 /// Setup message, descriptors, and the worker's answer.
-fn introduce(socket: &UnixStream, engine: &str, path: NumericPath, setup: &WorkerSetup) -> Result<(), Failure> {
+fn introduce(
+    socket: &UnixStream,
+    engine: &str,
+    path: NumericPath,
+    shared: &SharedModel,
+    slot: Option<&Slot>,
+) -> Result<(), Failure> {
     let message = Setup {
         protocol: PROTOCOL,
         engine: engine.to_string(),
         path,
-        artefacts: setup.model.artefacts().map(|artefact| artefact.path().to_path_buf()).collect(),
-        checkpoint: setup.checkpoint.clone(),
-        sampler: setup.model.sampler().clone(),
-        calibration: setup.calibration.as_ref().map(|calibration| calibration.to_bits()),
-        slot: *setup.slot.layout(),
+        artefacts: shared.model.artefacts().map(|artefact| artefact.path().to_path_buf()).collect(),
+        checkpoint: shared.checkpoint.clone(),
+        sampler: shared.model.sampler().clone(),
+        calibration: shared.calibration.as_ref().map(|calibration| calibration.to_bits()),
+        slot: slot.map(|slot| *slot.layout()),
     };
     send(socket, &Order::Setup(Box::new(message))).map_err(died)?;
-    let sharing = |error: trefoil_weights::WeightsError| match error {
-        trefoil_weights::WeightsError::PeerClosed { .. } | trefoil_weights::WeightsError::Socket { .. } => {
-            Failure::Died(error.to_string())
-        }
-        other => Failure::Refused(other.into()),
-    };
-    for (fingerprint, regions) in &setup.regions {
+    for (fingerprint, regions) in &shared.regions {
         offer(socket, *fingerprint, regions, SHARING).map_err(sharing)?;
     }
-    offer(socket, [0; 32], std::slice::from_ref(setup.slot.region()), SHARING).map_err(sharing)?;
+    if let Some(slot) = slot {
+        offer(socket, [0; 32], std::slice::from_ref(slot.region()), SHARING).map_err(sharing)?;
+    }
     match receive(socket).map_err(died)? {
         Reply::Ready => Ok(()),
         Reply::Failed { message } => Err(failed(engine, message)),

@@ -1,7 +1,7 @@
 //! A worker's life: set up once, then run what it is told until the owner goes.
 
 use super::channel::{receive, send};
-use super::slot::Slot;
+use super::slot::{Slot, SlotLayout};
 use super::{Order, PROTOCOL, Reply, Setup};
 use crate::calibrate::Calibration;
 use crate::denoise::{Clip, Event, Lane};
@@ -18,7 +18,7 @@ use std::time::Duration;
 use trefoil_weights::share::{Expectation, receive as receive_regions};
 
 /// How long the owner may take to pass its descriptors.
-const SHARING: Duration = Duration::from_mins(1);
+pub(super) const SHARING: Duration = Duration::from_mins(1);
 
 /// Body of a worker process; its standard input is the socket to the owner.
 pub fn worker_main() -> ExitCode {
@@ -68,7 +68,21 @@ fn serve(socket: &UnixStream) -> Result<(), Ended> {
     if setup.protocol != PROTOCOL {
         return Err(refuse("the owner is another version of trefoil").into());
     }
-    let (mut lane, slot) = set_up(socket, &setup)?;
+    let mut lane = open_lane(socket, &setup)?;
+    match setup.slot {
+        Some(layout) => carry(socket, &mut lane, layout),
+        None => super::engine::serve(socket, &mut lane).map_err(|error| match error {
+            super::engine::Stopped::OwnerGone => Ended::OwnerGone,
+            super::engine::Stopped::Failed(error) => Ended::Failed(error),
+        }),
+    }
+}
+
+/// Carries one clip from order to order.
+fn carry(socket: &UnixStream, lane: &mut Lane, layout: SlotLayout) -> Result<(), Ended> {
+    let slot = receive_regions(socket, &Expectation::default(), SHARING).map_err(VideoError::from)?.regions;
+    let [slot] = <[_; 1]>::try_from(slot).map_err(|_| refuse("the owner passed more than one slot"))?;
+    let slot = Slot::over(slot, layout)?;
     let model = Arc::clone(lane.model());
     let (noise, text, negative) = (slot.noise()?, slot.text(0)?, slot.text(1)?);
     let text = text.ok_or_else(|| refuse("the clip has no text"))?;
@@ -76,7 +90,7 @@ fn serve(socket: &UnixStream) -> Result<(), Ended> {
     send(socket, &Reply::Ready)?;
     loop {
         let Order::Run { state, mark, until } = receive(socket)? else {
-            return Err(refuse("the owner set the worker up twice").into());
+            return Err(refuse("the owner gave an order of another kind of worker").into());
         };
         let mut running = slot.get(state, mark)?;
         let mut gone = false;
@@ -103,8 +117,8 @@ fn serve(socket: &UnixStream) -> Result<(), Ended> {
     }
 }
 
-/// Opens the model over the owner's regions, and the clip's slot.
-fn set_up(socket: &UnixStream, setup: &Setup) -> Result<(Lane, Slot), VideoError> {
+/// Opens the model over the owner's regions.
+fn open_lane(socket: &UnixStream, setup: &Setup) -> Result<Lane, VideoError> {
     let mut packed: Option<Model> = None;
     let mut references: Option<Model> = None;
     for artefact in &setup.artefacts {
@@ -118,14 +132,11 @@ fn set_up(socket: &UnixStream, setup: &Setup) -> Result<(Lane, Slot), VideoError
         }
         packed = Some(join(packed, model, setup)?);
     }
-    let slot = receive_regions(socket, &Expectation::default(), SHARING)?.regions;
-    let [slot] = <[_; 1]>::try_from(slot).map_err(|_| refuse("the owner passed more than one slot"))?;
-    let slot = Slot::over(slot, setup.slot)?;
     let model = references.or(packed).ok_or_else(|| refuse("the owner named no artefact"))?;
     let model = Arc::new(model.with_sampler(setup.sampler.clone())?);
     let calibration = setup.calibration.as_ref().map(|bits| Arc::new(Calibration::from_bits(bits)));
     let spec: EngineSpec = setup.engine.parse()?;
-    Ok((Lane::open(&spec, &model, setup.path, calibration.as_ref())?, slot))
+    Lane::open(&spec, &model, setup.path, calibration.as_ref())
 }
 
 fn join(first: Option<Model>, model: Model, setup: &Setup) -> Result<Model, VideoError> {
@@ -135,6 +146,6 @@ fn join(first: Option<Model>, model: Model, setup: &Setup) -> Result<Model, Vide
     }
 }
 
-fn refuse(reason: &str) -> VideoError {
+pub(super) fn refuse(reason: &str) -> VideoError {
     VideoError::Engine { engine: "worker".to_string(), reason: reason.to_string() }
 }

@@ -1,6 +1,6 @@
 //! `trefoil video`: flags.
 
-use crate::commands::video::{decode::DecodeArgs, encode::EncodeArgs, generate::GenerateArgs};
+use crate::commands::video::{decode::DecodeArgs, encode::EncodeArgs, generate::GenerateArgs, stream::StreamArgs};
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -27,7 +27,7 @@ pub enum VideoCommand {
     Denoise(DenoiseArgs),
     /// Measure what a block costs on each engine, alone and while the other runs, and the cut that follows
     Rates(RatesArgs),
-    /// Denoise many prompts through the two-engine pipeline: period, latency, idle
+    /// Make a clip of each prompt of a file through the two-engine pipeline, the decoder in it; resumable, with period, latency, idle
     Stream(StreamArgs),
     /// Encode prompts with a model's text encoder
     Encode(EncodeArgs),
@@ -207,56 +207,15 @@ pub struct RatesArgs {
     /// Engines
     #[command(flatten)]
     pub engines: EngineArgs,
-    /// Milliseconds of the decoder on the second engine, for the cut (declared; this command does not measure it)
+    /// Measure this decoder on the second engine's cores too, alone and while the first engine runs: pipeline folder, VAE folder or file
+    #[arg(long, value_name = "MODEL_DIR", conflicts_with = "decoder_ms")]
+    pub decoder: Option<PathBuf>,
+    /// Milliseconds of the decoder on the second engine, for the cut (declared, not measured)
     #[arg(long, value_name = "MS", default_value_t = 0.0)]
     pub decoder_ms: f64,
     /// Block executions timed per engine and condition
     #[arg(long, default_value_t = 10)]
     pub samples: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `trefoil video stream`.
-#[derive(Debug, Args)]
-pub struct StreamArgs {
-    /// Artefact
-    #[arg(value_name = "A.trefoil")]
-    pub artefact: PathBuf,
-    /// Text states: every tensor of the file is a prompt, [1, rows, width] or [rows, width]; FILE.safetensors:KEY takes one
-    #[arg(long, value_name = "FILE.safetensors[:KEY]")]
-    pub text: String,
-    /// Clips to make; prompts are taken in order of their names, from the start again where there are fewer
-    #[arg(long, value_name = "N")]
-    pub count: Option<usize>,
-    /// Latent size of every clip: frames,height,width
-    #[arg(long, value_name = "F,H,W", default_value = "1,8,8")]
-    pub latent: LatentArg,
-    /// Seed of the first clip's noise (PyTorch's CPU generator); each further clip has the next
-    #[arg(long, default_value_t = 40)]
-    pub seed: u32,
-    /// Engines
-    #[command(flatten)]
-    pub engines: EngineArgs,
-    /// First block execution of the second engine; auto measures both engines while both run
-    #[arg(long, value_name = "K|auto", default_value = "auto")]
-    pub cut: CutArg,
-    /// Cut each clip anew from the rates observed so far
-    #[arg(long)]
-    pub online: bool,
-    /// Stand-in for the decoder: keep the second engine's cores waiting this long per clip (emulated)
-    #[arg(long, value_name = "MS", default_value_t = 0.0)]
-    pub decoder_ms: f64,
-    /// Folder for the latents, clip-0000.safetensors and so on; clips that are there already are not made again
-    #[arg(short, long, value_name = "DIR")]
-    pub output: Option<PathBuf>,
-    /// Perfetto/Chrome trace with a lane per engine
-    #[arg(long, value_name = "TRACE.json")]
-    pub trace: Option<PathBuf>,
-    /// Also run each engine alone over the same clips, for comparison
-    #[arg(long)]
-    pub baselines: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

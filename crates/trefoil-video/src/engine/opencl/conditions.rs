@@ -37,7 +37,7 @@ impl HeldConditions {
         piece: &Piece,
     ) -> Result<DeviceConditions<'_>, VideoError> {
         let conditions = clip.conditions(piece.step, piece.branch)?;
-        if self.clip != Some(clip.id()) {
+        if self.clip != Some(clip.serial()) {
             self.clip = None;
             self.contexts.clear();
         }
@@ -62,7 +62,7 @@ impl HeldConditions {
             }
             _ => kernels.copied(conditions.modulation)?,
         };
-        self.clip = Some(clip.id());
+        self.clip = Some(clip.serial());
         let context = &self.contexts[at];
         Ok(DeviceConditions {
             context: &context.values,

@@ -22,7 +22,7 @@ pub struct EncodeArgs {
     /// Pipeline folder (with `text_encoder/` and `tokenizer/`), encoder folder or safetensors file
     #[arg(value_name = "MODEL_DIR")]
     pub model: PathBuf,
-    /// Prompts, one a line; empty lines are skipped
+    /// Prompts, one a line; empty lines and lines that begin with # are skipped
     #[arg(value_name = "PROMPTS.txt", required_unless_present = "ids", conflicts_with = "ids")]
     pub prompts: Option<PathBuf>,
     /// Token ids instead: `[tokens]` or `[prompts, tokens]`, padded with zeros or not
@@ -143,6 +143,12 @@ fn tokenise(
     Ok(ids)
 }
 
+/// Text states of the empty text, which stands for the other branch where nothing else is said.
+pub(super) fn read_empty(model: &Path, kernels: &Kernels) -> Result<TextStates, CliError> {
+    let encoder = TextEncoder::open(model)?;
+    Ok(encoder.encode(kernels, &[vec![encoder.config().eos_token_id]])?)
+}
+
 /// Text states of `texts` from a pipeline folder.
 pub(super) fn read_text(
     model: &Path,
@@ -155,7 +161,8 @@ pub(super) fn read_text(
     Ok(encoder.encode(kernels, &ids)?)
 }
 
-fn read_prompts(path: &Path) -> Result<Vec<String>, CliError> {
+/// The prompts of a file, one a line.
+pub(super) fn read_prompts(path: &Path) -> Result<Vec<String>, CliError> {
     let fail = |source| CliError::File { action: "read", path: path.to_owned(), source };
     let length = std::fs::metadata(path).map_err(fail)?.len();
     if length > MAX_PROMPT_FILE {
@@ -179,7 +186,7 @@ fn read_prompts(path: &Path) -> Result<Vec<String>, CliError> {
         .trim_start_matches('\u{feff}')
         .lines()
         .map(str::trim)
-        .filter(|line| !line.is_empty())
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
         .map(str::to_owned)
         .collect();
     if prompts.is_empty() {

@@ -97,29 +97,29 @@ impl FromStr for SizeArg {
 
 /// What a clip looks like from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Size {
-    frames: usize,
-    width: usize,
-    height: usize,
-    fps: u32,
+pub(super) struct Size {
+    pub(super) frames: usize,
+    pub(super) width: usize,
+    pub(super) height: usize,
+    pub(super) fps: u32,
 }
 
 impl Size {
     /// What the command line says, else the model folder's sampler file, else the stock pipeline's.
-    fn of(args: &GenerateArgs) -> Self {
-        let text = std::fs::read_to_string(args.model.join("scheduler/sampler.json")).unwrap_or_default();
+    pub(super) fn of(model: &Path, size: Option<SizeArg>, frames: Option<usize>, fps: Option<u32>) -> Self {
+        let text = std::fs::read_to_string(model.join("scheduler/sampler.json")).unwrap_or_default();
         let sampler: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         let told = |key: &str, stock: usize| sampler[key].as_u64().map_or(stock, |value| value as usize);
         Self {
-            frames: args.frames.unwrap_or_else(|| told("num_frames", STOCK.frames)),
-            width: args.size.map_or_else(|| told("width", STOCK.width), |size| size.width),
-            height: args.size.map_or_else(|| told("height", STOCK.height), |size| size.height),
-            fps: args.fps.unwrap_or_else(|| told("fps", STOCK.fps as usize) as u32),
+            frames: frames.unwrap_or_else(|| told("num_frames", STOCK.frames)),
+            width: size.map_or_else(|| told("width", STOCK.width), |size| size.width),
+            height: size.map_or_else(|| told("height", STOCK.height), |size| size.height),
+            fps: fps.unwrap_or_else(|| told("fps", STOCK.fps as usize) as u32),
         }
     }
 
     /// Frames, rows and columns of the latent.
-    fn latent(self, vae: &VaeConfig, patch: usize) -> Result<[usize; 3], CliError> {
+    pub(super) fn latent(self, vae: &VaeConfig, patch: usize) -> Result<[usize; 3], CliError> {
         let (space, time) = (vae.spatial_scale(), vae.temporal_scale());
         let step = space * patch;
         if !self.width.is_multiple_of(step) || !self.height.is_multiple_of(step) || self.width * self.height == 0 {
@@ -153,7 +153,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     check_folder(&args.model)?;
     context::check_distinct(&[Some(&args.output), args.contact_sheet.as_deref()], std::slice::from_ref(&args.model))?;
     context::check_writable(args.contact_sheet.as_deref())?;
-    let size = Size::of(args);
+    let size = Size::of(&args.model, args.size, args.frames, args.fps);
     let mut seconds = Seconds::default();
     // Everything that can be wrong is found before the long part: the decoder is opened first, for its sizes, and closed again.
     let vae = VaeDecoder::open(&args.model)?.config().clone();
@@ -170,7 +170,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     seconds.text = start.elapsed().as_secs_f64();
 
     let start = Instant::now();
-    let artefact = artefact(args)?;
+    let artefact = artefact(&args.model, args.artefact.as_deref(), args.cache.as_deref())?;
     seconds.pack = start.elapsed().as_secs_f64();
 
     let start = Instant::now();
@@ -255,17 +255,17 @@ fn texts(args: &GenerateArgs) -> Result<(Tensor, Option<Tensor>, Vec<String>), C
 }
 
 /// The packed transformer: given, or packed into the cache once for each state of the model folder.
-fn artefact(args: &GenerateArgs) -> Result<PathBuf, CliError> {
-    if let Some(path) = &args.artefact {
-        return Ok(path.clone());
+pub(super) fn artefact(model: &Path, given: Option<&Path>, cache: Option<&Path>) -> Result<PathBuf, CliError> {
+    if let Some(path) = given {
+        return Ok(path.to_owned());
     }
-    let transformer = args.model.join("transformer");
-    let folder = if transformer.is_dir() { transformer } else { args.model.clone() };
-    let path = cache_dir(args.cache.as_deref()).join("video").join(format!("{:016x}.trefoil", state_of(&folder)?));
+    let transformer = model.join("transformer");
+    let folder = if transformer.is_dir() { transformer } else { model.to_owned() };
+    let path = cache_dir(cache).join("video").join(format!("{:016x}.trefoil", state_of(&folder)?));
     if !path.exists() {
         let create = |source| CliError::File { action: "create", path: path.clone(), source };
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).map_err(create)?;
-        pack_video(&args.model, &path, &VideoPackOptions::default(), |_| {})?;
+        pack_video(model, &path, &VideoPackOptions::default(), |_| {})?;
     }
     Ok(path)
 }

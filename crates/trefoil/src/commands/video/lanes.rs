@@ -8,6 +8,7 @@ use std::sync::Arc;
 use trefoil_kernels::Kernels;
 use trefoil_plan::stream::{VideoRates, one_cut};
 use trefoil_video::engine::{EngineKind, parse_engines};
+use trefoil_video::process::{ProcessEngine, ProcessStatus, SharedModel, WorkerCommand};
 use trefoil_video::rates::{EngineRate, RateOptions, measure};
 use trefoil_video::sampler::experts_by_threshold;
 use trefoil_video::{
@@ -56,6 +57,8 @@ pub struct OpenLanes {
     pub paths: Vec<NumericPath>,
     /// Kept for further lanes.
     pub models: Models,
+    /// Where engines are processes of their own: one for each lane.
+    pub processes: Vec<Arc<ProcessStatus>>,
     /// What was done without being asked.
     pub notes: Vec<String>,
 }
@@ -80,11 +83,15 @@ impl Models {
 
     /// An engine on a path.
     pub fn lane(&self, spec: &EngineSpec, path: NumericPath) -> Result<Lane, VideoError> {
-        let model = match (path, &self.reference) {
+        Lane::open(spec, self.of(path), path, self.calibration.as_ref())
+    }
+
+    /// The weights that a path computes with.
+    fn of(&self, path: NumericPath) -> &Arc<Model> {
+        match (path, &self.reference) {
             (NumericPath::F32, Some(reference)) => reference,
             _ => &self.packed,
-        };
-        Lane::open(spec, model, path, self.calibration.as_ref())
+        }
     }
 
     /// The baseline that divides every block between two engines of different kinds; `cpu_share` of the columns are the CPU's.
@@ -93,12 +100,22 @@ impl Models {
     }
 }
 
-/// Opens the engines of `args`. Where `w8a8` is asked for and the artefact has no activation scales, they are found on the clip
-/// itself and said so.
+/// Opens the engines of `args` in this process; see [`open_in`].
 pub fn open(
     artefact: &Path,
     args: &EngineArgs,
+    clip: (&Tensor, &Tensor, Option<&Tensor>),
+) -> Result<OpenLanes, CliError> {
+    open_in(artefact, args, clip, false)
+}
+
+/// Opens the engines of `args`, in processes of their own where that is asked for. Where `w8a8` is asked for and the artefact has no activation scales, they are found on the clip
+/// itself and said so.
+pub fn open_in(
+    artefact: &Path,
+    args: &EngineArgs,
     (noise, text, negative): (&Tensor, &Tensor, Option<&Tensor>),
+    in_processes: bool,
 ) -> Result<OpenLanes, CliError> {
     let specs = parse_engines(&args.engines)?;
     let paths = match args.path.as_slice() {
@@ -128,9 +145,25 @@ pub fn open(
         None
     };
     let models = Models { packed, reference, calibration };
-    let lanes = specs.iter().zip(&paths).map(|(spec, &path)| models.lane(spec, path)).collect::<Result<Vec<_>, _>>()?;
-    notes.extend(lanes.iter().flat_map(|lane| lane.engine().notes()));
-    Ok(OpenLanes { lanes, specs, paths, models, notes })
+    let mut open = OpenLanes { lanes: Vec::new(), specs, paths, models, processes: Vec::new(), notes };
+    if in_processes {
+        let models = &open.models;
+        let calibration = models.calibration().map(Arc::clone);
+        let shared = Arc::new(SharedModel::new(models.packed(), args.checkpoint.clone(), calibration)?);
+        let command = WorkerCommand::this_program(&["video-worker"])?;
+        for (spec, &path) in open.specs.iter().zip(&open.paths) {
+            let (lane, status) = ProcessEngine::lane(&command, spec, path, &shared, models.of(path))?;
+            open.lanes.push(lane);
+            open.processes.push(status);
+        }
+    } else {
+        for (spec, &path) in open.specs.iter().zip(&open.paths) {
+            open.lanes.push(open.models.lane(spec, path)?);
+        }
+    }
+    let told: Vec<String> = open.lanes.iter().flat_map(|lane| lane.engine().notes()).collect();
+    open.notes.extend(told);
+    Ok(open)
 }
 
 /// The artefact's activation scales, or those of this clip, which is then said.

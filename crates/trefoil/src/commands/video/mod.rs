@@ -8,7 +8,7 @@ pub mod generate;
 mod lanes;
 mod rates;
 mod shared;
-mod stream;
+pub mod stream;
 
 use crate::cli::{CalibrateArgs, VideoCommand, VideoInfoArgs, VideoPackArgs};
 use crate::context::{print, print_json, stop_flag};

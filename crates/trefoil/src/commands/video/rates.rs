@@ -1,15 +1,21 @@
 //! `trefoil video rates`.
 
+use super::lanes::OpenLanes;
 use super::{blocks, keep_going, lanes, samples_json};
 use crate::cli::RatesArgs;
 use crate::context::{print, print_json};
 use crate::error::CliError;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use std::path::Path;
 use trefoil_core::Origin;
+use trefoil_kernels::Kernels;
 use trefoil_report::format;
 use trefoil_video::rates::{EngineRate, RateOptions, measure, random_inputs, shape_for_tokens};
-use trefoil_video::{Clip, Model};
+use trefoil_video::stream::{LastStageRate, measure_last_stage, time_decoding};
+use trefoil_video::vae::VaeDecoder;
+use trefoil_video::{Clip, EngineSpec, Model, Tensor, VideoError};
+use trefoil_weights::memory::available_bytes;
 
 /// Runs the command.
 pub fn run(args: &RatesArgs) -> Result<(), CliError> {
@@ -30,10 +36,12 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
     let options = RateOptions { samples: args.samples, warm_up: 2 };
     let rates = measure(&mut open.lanes, &clip, &noise, options, &|| keep_going(0, blocks(&model)))?;
     let count = blocks(&model);
+    let decoder = args.decoder.as_deref().map(|path| decoder(path, &mut open, &clip, &noise, shape)).transpose()?;
+    let decoder_ms = decoder.as_ref().map_or([args.decoder_ms; 2], |rate| [rate.solo_ms.median, rate.pipeline_ms()]);
     let cuts = match rates.len() {
         2 => Some([
-            ("solo", lanes::planned_cut(&rates, count, args.decoder_ms, |rate| rate.solo_ms.median)?),
-            ("corun", lanes::planned_cut(&rates, count, args.decoder_ms, EngineRate::pipeline_ms)?),
+            ("solo", lanes::planned_cut(&rates, count, decoder_ms[0], |rate| rate.solo_ms.median)?),
+            ("corun", lanes::planned_cut(&rates, count, decoder_ms[1], EngineRate::pipeline_ms)?),
         ]),
         _ => None,
     };
@@ -50,7 +58,12 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
             "flop_per_block": flops,
             "blocks": count,
             "engines": engines,
-            "decoder_ms": { "value": args.decoder_ms, "origin": Origin::Declared },
+            "decoder_ms": {
+                "value": decoder_ms[1],
+                "solo_ms": decoder.as_ref().map(|rate| samples_json(&rate.solo_ms)),
+                "corun_ms": decoder.as_ref().and_then(|rate| rate.corun_ms.as_ref()).map(samples_json),
+                "origin": if decoder.is_some() { Origin::Measured } else { Origin::Declared },
+            },
             "cuts": cuts,
             "cuts_origin": Origin::Predicted,
             "conditions": conditions(),
@@ -81,6 +94,15 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
         }
         text.push('\n');
     }
+    if let Some(rate) = &decoder {
+        let spec = open.specs.last().map(ToString::to_string).unwrap_or_default();
+        let _ = write!(text, "decoding a clip on the cores of {spec}: alone {}", format::time(rate.solo_ms.median));
+        if let Some(corun) = &rate.corun_ms {
+            let slowdown = format::ratio(corun.median / rate.solo_ms.median);
+            let _ = write!(text, ", while the first engine runs {} ({slowdown})", format::time(corun.median));
+        }
+        text.push('\n');
+    }
     for (name, cut) in cuts.iter().flatten() {
         let _ = writeln!(
             text,
@@ -93,6 +115,35 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
         eprintln!("note: {note}");
     }
     print(&text)
+}
+
+/// `T_V`: a clip's decoding on the last engine's cores, alone and while the first engine runs blocks.
+fn decoder(
+    path: &Path,
+    open: &mut OpenLanes,
+    clip: &Clip,
+    noise: &Tensor,
+    [_, frames, height, width]: [usize; 4],
+) -> Result<LastStageRate, CliError> {
+    let decoder = VaeDecoder::open(path)?;
+    let cores = open.specs.last().map(EngineSpec::resolved_cores).unwrap_or_default();
+    let kernels = Kernels::best(&cores).map_err(VideoError::from)?;
+    let memory = decoder.memory(height, width, kernels.pool().threads())?;
+    let need = (memory.history + memory.working) as u64;
+    if let Some(available) = available_bytes().filter(|&available| need > available) {
+        return Err(CliError::Usage(format!(
+            "decoding latents of {height}×{width} needs {} besides the weights and {} are available; choose fewer --tokens",
+            format::bytes(need),
+            format::bytes(available)
+        )));
+    }
+    let check = || keep_going(0, clip.trajectory().blocks());
+    let mut stage = || time_decoding(&decoder, &kernels, [frames, height, width], &check);
+    let beside = match open.lanes.as_mut_slice() {
+        [first, _] => Some((first, clip, noise)),
+        _ => None,
+    };
+    Ok(measure_last_stage(&mut stage, beside, &check)?)
 }
 
 fn engine_json(rate: &EngineRate, flops: u64) -> Value {

@@ -1,0 +1,443 @@
+//! `trefoil video stream`: many prompts through the pipeline, the decoder in it, resumable, with baselines.
+
+mod args;
+mod memory;
+mod progress;
+mod report;
+mod source;
+mod stage;
+
+pub use args::StreamArgs;
+
+use super::keep_going;
+use super::lanes::{self, OpenLanes};
+use crate::cli::CutArg;
+use crate::context::{check_writable, print, print_json, write_text};
+use crate::error::CliError;
+use progress::Progress;
+use report::{Configuration, Outcome};
+use serde_json::json;
+use source::Source;
+use stage::{Outputs, Stage};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+use tempfile::TempDir;
+use trefoil_core::Origin;
+use trefoil_kernels::Kernels;
+use trefoil_plan::stream::{Cut, VideoRates, cut_at, one_cut};
+use trefoil_report::{TraceMeta, chrome_trace};
+use trefoil_video::engine::parse_engines;
+use trefoil_video::job::{Finished, Job};
+use trefoil_video::output::{ClipMetadata, write_job_sheet};
+use trefoil_video::rates::EngineRate;
+use trefoil_video::stream::{
+    Denoised, LastStageRate, Observed, StreamItem, StreamReport, measure_last_stage, run_data_parallel_with,
+    run_stream_reporting,
+};
+use trefoil_video::{Clip, EngineSpec, Event, Lane, NumericPath, VideoError};
+
+/// Name of the job's contact sheet.
+const SHEET: &str = "contact-sheet.png";
+
+/// Runs the command.
+pub fn run(args: &StreamArgs) -> Result<(), CliError> {
+    if !args.decoder_ms.is_finite() || !(0.0..=1e9).contains(&args.decoder_ms) {
+        return Err(CliError::Usage(format!("--decoder-ms {} is no time", args.decoder_ms)));
+    }
+    check_writable(args.trace.as_deref())?;
+    // Before a folder is made for a job that cannot run.
+    let engines = parse_engines(&args.engines.engines)?;
+    if engines.len() == 1 && args.cut != CutArg::Auto {
+        return Err(CliError::Usage("--cut needs two engines, like --engines cpu@0,cpu@1".to_owned()));
+    }
+    let mut source = match (&args.prompts, &args.text) {
+        (Some(prompts), _) => source::from_prompts(args, prompts)?,
+        (None, Some(text)) => source::from_texts(args, text)?,
+        (None, None) => {
+            return Err(CliError::Usage(
+                "name a file of prompts (trefoil video stream MODEL_DIR PROMPTS.txt -o DIR/), or with an artefact --text"
+                    .to_owned(),
+            ));
+        }
+    };
+    let mut job = source.job.take();
+    if source.todo.is_empty() {
+        return nothing_to_do(args, &source, job.as_ref());
+    }
+    // Scales that nobody stored are found on the first clip in every run of a job, so that all its clips have the same.
+    let first = source.item(0)?;
+    let texts = (&first.noise, &first.text, first.negative.as_ref());
+    let mut open = lanes::open_in(&source.artefact, &args.engines, texts, args.processes)?;
+    source.notes.append(&mut open.notes);
+    let prepared = prepare(args, &source, job.as_ref(), &mut open, &first)?;
+    drop(first);
+
+    let sink = job.as_mut().map_or(Sink::Nowhere, Sink::Job);
+    let name = args.engines.engines.clone();
+    let run = Run { args, source: &source, cut: prepared.cut, planned: prepared.planned, paths: &open.paths };
+    let (report, mut stopped) = run.stream(&name, &mut open.lanes, &prepared.kernels, sink);
+    if let Some(path) = &args.trace {
+        let meta = TraceMeta { title: format!("video stream on {name}"), ..TraceMeta::default() };
+        write_text(path, &chrome_trace(None, Some(&report.timeline(origin(args))), &meta))?;
+    }
+    let processes = report::processes(&open, &source.artefact);
+    let mut configurations = vec![Configuration::pipeline(name, report)];
+    if args.baselines && stopped.is_none() {
+        stopped = run.baselines(&open, job.as_ref(), &mut configurations)?;
+    }
+    let sheet = match &job {
+        Some(job) if matches!(source.stage, Stage::Decode(_)) => sheet(job, &source)?,
+        _ => false,
+    };
+    let finished = job.as_ref().map(|job| job.state().clips.iter().filter(|clip| clip.done.is_some()).count());
+    let outcome = Outcome {
+        args,
+        source: &source,
+        open: &open,
+        configurations: &configurations,
+        prepared: &prepared,
+        job: job.as_ref(),
+        has_sheet: sheet,
+        processes: &processes,
+        stopped: stopped.as_ref(),
+    };
+    outcome.tell()?;
+    match stopped {
+        None => Ok(()),
+        Some(error) => Err(match finished {
+            Some(done) => CliError::Stream { source: Box::new(error), done, all: source.clips.len() },
+            None => error.into(),
+        }),
+    }
+}
+
+/// A job that is finished already; its contact sheet is made where it is missing.
+fn nothing_to_do(args: &StreamArgs, source: &Source, job: Option<&Job>) -> Result<(), CliError> {
+    let count = source.clips.len();
+    if let Some(job) = job
+        && matches!(source.stage, Stage::Decode(_))
+        && !job.folder().join(SHEET).exists()
+    {
+        sheet(job, source)?;
+    }
+    if args.json {
+        return print_json(&json!({ "clips": count, "skipped": count, "output": args.output, "configurations": [] }));
+    }
+    print(&format!("all {count} clips are there already\n"))
+}
+
+/// What is known before the stream begins.
+pub struct Prepared {
+    /// Kernels of the last stage: on the last engine's cores.
+    kernels: Kernels,
+    /// Tokens of a clip.
+    tokens: usize,
+    /// Block executions of a clip.
+    blocks: usize,
+    /// First execution of the second engine.
+    cut: usize,
+    /// Measured rates, where the cut comes from them.
+    rates: Option<Vec<EngineRate>>,
+    /// The last stage's.
+    last_stage: Option<LastStageRate>,
+    /// The host's work around the blocks of a branch, for each engine, in milliseconds.
+    host_ms: Vec<f64>,
+    /// A clip's conditions (text contexts, timesteps), in milliseconds.
+    conditions_ms: f64,
+    /// What all of it promises for the cut.
+    planned: Option<Cut>,
+}
+
+/// Measures what is asked for and chooses the cut (HeteroVDiff 4.3).
+fn prepare(
+    args: &StreamArgs,
+    source: &Source,
+    job: Option<&Job>,
+    open: &mut OpenLanes,
+    first: &StreamItem,
+) -> Result<Prepared, CliError> {
+    let spec = open.specs.last().ok_or_else(|| CliError::Usage("no engine".to_owned()))?;
+    let kernels = Kernels::best(&spec.resolved_cores()).map_err(VideoError::from)?;
+    let model = open.lanes[0].model().clone();
+    let begun = Instant::now();
+    let clip = Clip::new(open.lanes[0].host_mut(), &model, &first.noise, &first.text, first.negative.as_ref())?;
+    let conditions_ms = begun.elapsed().as_secs_f64() * 1e3;
+    let blocks = clip.trajectory().blocks();
+    let is_measured = args.cut == CutArg::Auto && open.lanes.len() == 2;
+    let last_stage = if is_measured {
+        let [_, _, frames, rows, columns] = source.shape;
+        let folder = job.map_or_else(std::env::temp_dir, |job| job.folder().to_owned());
+        let check = || keep_going(0, blocks);
+        let mut stage = || source.stage.time(&kernels, [frames, rows, columns], &folder, &check);
+        Some(measure_last_stage(&mut stage, Some((&mut open.lanes[0], &clip, &first.noise)), &check)?)
+    } else {
+        None
+    };
+    let last_ms = last_stage.as_ref().map_or(args.decoder_ms, LastStageRate::pipeline_ms);
+    let (mut cut, rates) = lanes::choose_cut(args.cut, &mut open.lanes, &clip, &first.noise, last_ms)?;
+    let mut host_ms = Vec::new();
+    for lane in &mut open.lanes {
+        host_ms.push(lane.time_host(&clip, &first.noise)?.as_secs_f64() * 1e3);
+    }
+    let mut planned = None;
+    if let Some([first, second]) = rates.as_deref() {
+        // What the host does around a branch's blocks belongs to each of them, and a clip's conditions to the first engine.
+        let around = |rate: &EngineRate, host: f64| rate.pipeline_ms() + host / clip.trajectory().layers as f64;
+        let rates = VideoRates {
+            first: around(first, host_ms[0]) + conditions_ms / blocks as f64,
+            second: around(second, host_ms[1]),
+            decoder: last_ms,
+        };
+        let best = one_cut(rates, blocks as u32)?;
+        cut = best.cut as usize;
+        planned = Some(best);
+    }
+    Ok(Prepared { kernels, tokens: clip.tokens(), blocks, cut, rates, last_stage, host_ms, conditions_ms, planned })
+}
+
+/// Where finished clips go.
+enum Sink<'a> {
+    /// Into the job's folder.
+    Job(&'a mut Job),
+    /// Into a folder that is removed.
+    Scratch(&'a TempDir),
+    /// Nowhere.
+    Nowhere,
+}
+
+/// What all configurations of a command share.
+struct Run<'a> {
+    args: &'a StreamArgs,
+    source: &'a Source,
+    cut: usize,
+    planned: Option<Cut>,
+    paths: &'a [NumericPath],
+}
+
+impl Run<'_> {
+    /// Runs the clips that are to be made on these engines.
+    fn stream(
+        &self,
+        name: &str,
+        lanes: &mut [Lane],
+        kernels: &Kernels,
+        mut sink: Sink<'_>,
+    ) -> (StreamReport, Option<VideoError>) {
+        let (args, source, cut) = (self.args, self.source, self.cut);
+        let engines: Vec<String> = lanes.iter().map(|lane| lane.engine().name().to_owned()).collect();
+        let paths: Vec<NumericPath> = lanes.iter().map(|lane| lane.engine().path()).collect();
+        let predicted = self.planned.filter(|_| lanes.len() == 2).map(|cut| (cut.latency, cut.period));
+        let progress = Progress::new(name, &engines, source.todo.len(), predicted, args.json);
+        let trajectory = trajectory_of(&lanes[0]);
+        let total = source.todo.len() * trajectory.blocks();
+        let executed = AtomicUsize::new(0);
+        let watch = |number: usize, event: &Event<'_>| -> Result<(), VideoError> {
+            if let Event::Blocks { .. } = event {
+                let executed = executed.fetch_add(1, Ordering::Relaxed) + 1;
+                progress.event(number, trajectory, event);
+                return keep_going(executed, total);
+            }
+            Ok(())
+        };
+        let mut finish = |done: &Denoised<'_>| -> Result<(), VideoError> {
+            progress
+                .last_stage(done.number, if matches!(source.stage, Stage::Decode(_)) { "decoding" } else { "writing" });
+            let metadata = self.metadata(done, &engines, &paths);
+            let outputs = match &sink {
+                Sink::Job(job) => Some(outputs_of(job, source, done.number, metadata.clone())?),
+                Sink::Scratch(folder) => Some(scratch_outputs(folder.path(), source, done.number, metadata.clone())),
+                Sink::Nowhere => None,
+            };
+            let report = source.stage.run(kernels, done, outputs.as_ref())?;
+            if let Sink::Job(job) = &mut sink {
+                job.finish(
+                    done.number,
+                    Finished {
+                        frames: report.map(|report| report.frames),
+                        plan: metadata.plan,
+                        numeric_path: Some(metadata.numeric_path),
+                        warning: report.and_then(|report| report.health.warning()),
+                        ..Finished::default()
+                    },
+                )?;
+            }
+            progress.finished();
+            Ok(())
+        };
+        // Items are made as they are needed; a shape that does not fit is refused by the first of them.
+        let mut bad = None;
+        let items = source.todo.iter().map_while(|&number| match source.item(number) {
+            Ok(item) => Some(item),
+            Err(error) => {
+                bad = Some(error);
+                None
+            }
+        });
+        let mut choose = |observed: &Observed, blocks: usize| match (args.online, observed) {
+            (true, Observed { first_ms: Some(first), second_ms: Some(second), last_stage_ms: Some(decoder) }) => {
+                let rates = VideoRates { first: *first, second: *second, decoder: *decoder };
+                one_cut(rates, blocks as u32).map_or(cut, |best| best.cut as usize)
+            }
+            _ => cut,
+        };
+        let (report, stopped) = run_stream_reporting(lanes, items, &mut choose, &mut finish, &watch);
+        (report, stopped.or(bad))
+    }
+
+    /// What a clip's files say.
+    fn metadata(&self, done: &Denoised<'_>, engines: &[String], paths: &[NumericPath]) -> ClipMetadata {
+        let (blocks, cut) = (done.clip.trajectory().blocks(), done.cut);
+        let plan = &self.source.clips[done.number];
+        let used = match engines.len() {
+            1 => 0..1,
+            _ if cut == 0 => 1..2,
+            _ if cut == blocks => 0..1,
+            _ => 0..2,
+        };
+        let mut names: Vec<String> = paths[used.clone()].iter().map(NumericPath::to_string).collect();
+        names.dedup();
+        let engines = engines[used.clone()].join(" then ");
+        ClipMetadata {
+            fps: self.source.stage.fps().unwrap_or(1),
+            prompt: self.source.has_prompts.then(|| plan.prompt.clone()),
+            seed: Some(u64::from(plan.seed)),
+            numeric_path: self.source.stage.numeric_path(&names.join("/")),
+            plan: Some(if used.len() == 2 { format!("{engines} cut at {cut} of {blocks}") } else { engines }),
+            source: None,
+        }
+    }
+
+    /// Each engine alone over the same clips, one engine on the cores of both, and data-parallel; one after the other, what they write
+    /// is removed. Returns why they stopped early.
+    fn baselines(
+        &self,
+        open: &OpenLanes,
+        job: Option<&Job>,
+        configurations: &mut Vec<Configuration>,
+    ) -> Result<Option<VideoError>, CliError> {
+        let [first, second] = open.specs.as_slice() else { return Ok(None) };
+        let mut cores = first.resolved_cores();
+        cores.extend(second.resolved_cores());
+        cores.sort_unstable();
+        cores.dedup();
+        let both = EngineSpec::cpu(&cores);
+        let mut contenders: Vec<(EngineSpec, NumericPath)> =
+            open.specs.iter().cloned().zip(self.paths.iter().copied()).collect();
+        let mut paths = self.paths.to_vec();
+        paths.dedup();
+        contenders.extend(paths.into_iter().map(|path| (both.clone(), path)));
+        let scratch = || match job {
+            Some(job) => tempfile::Builder::new().prefix(".trefoil-baseline-").tempdir_in(job.folder()).map(Some),
+            None => Ok(None),
+        };
+        let fail = |source| CliError::File { action: "write", path: "the job's folder".into(), source };
+        for (spec, path) in contenders {
+            let mut lanes = [open.models.lane(&spec, path)?];
+            let kernels = Kernels::best(&spec.resolved_cores()).map_err(VideoError::from)?;
+            let name = format!("{spec} alone, {path}");
+            let folder = scratch().map_err(fail)?;
+            let sink = folder.as_ref().map_or(Sink::Nowhere, Sink::Scratch);
+            let (report, stopped) = self.stream(&name, &mut lanes, &kernels, sink);
+            if stopped.is_some() {
+                return Ok(stopped);
+            }
+            configurations.push(Configuration::single(name, report));
+        }
+        let folder = scratch().map_err(fail)?;
+        match self.data_parallel(open, folder.as_ref()) {
+            Ok(report) => configurations.push(Configuration::data_parallel(report)),
+            Err(error) => return Ok(Some(error)),
+        }
+        Ok(None)
+    }
+
+    /// Whole clips from one queue on both engines.
+    fn data_parallel(&self, open: &OpenLanes, folder: Option<&TempDir>) -> Result<StreamReport, VideoError> {
+        let source = self.source;
+        let engines = || open.specs.iter().zip(self.paths);
+        let mut lanes = engines().map(|(spec, &path)| open.models.lane(spec, path)).collect::<Result<Vec<_>, _>>()?;
+        let kernels: Vec<Arc<Kernels>> = engines()
+            .map(|(spec, _)| Ok(Arc::new(Kernels::best(&spec.resolved_cores())?)))
+            .collect::<Result<_, VideoError>>()?;
+        let names: Vec<String> = open.specs.iter().map(EngineSpec::to_string).collect();
+        let progress = Progress::new("data-parallel", &names, source.todo.len(), None, self.args.json);
+        let trajectory = trajectory_of(&lanes[0]);
+        let finish = |done: &Denoised<'_>| {
+            let engine = done.lane..=done.lane;
+            let metadata = self.metadata(done, &names[engine.clone()], &self.paths[engine]);
+            let outputs = folder.map(|folder| scratch_outputs(folder.path(), source, done.number, metadata));
+            source.stage.run(&kernels[done.lane], done, outputs.as_ref())?;
+            progress.finished();
+            Ok(())
+        };
+        let watch = |number: usize, event: &Event<'_>| {
+            progress.event(number, trajectory, event);
+            keep_going(0, trajectory.blocks())
+        };
+        let items = source.todo.iter().filter_map(|&number| source.item(number).ok());
+        run_data_parallel_with(&mut lanes, items, &finish, &watch)
+    }
+}
+
+fn trajectory_of(lane: &Lane) -> trefoil_video::Trajectory {
+    let (sampler, layers) = (lane.model().sampler(), lane.model().config().layers);
+    trefoil_video::Trajectory { steps: sampler.steps(), branches: sampler.branches(), layers }
+}
+
+/// A clip's place in the job's folder.
+fn outputs_of(job: &Job, source: &Source, number: usize, metadata: ClipMetadata) -> Result<Outputs, VideoError> {
+    let strip = match source.stage {
+        Stage::Decode(_) => Some(job.strip(number)?),
+        Stage::Latents { .. } => None,
+    };
+    Ok(Outputs { clip: job.path(number), strip, metadata })
+}
+
+/// A clip's place in a folder that is removed: the same work as for one that stays.
+fn scratch_outputs(folder: &Path, source: &Source, number: usize, metadata: ClipMetadata) -> Outputs {
+    let (file, strip) = match &source.stage {
+        Stage::Decode(decoding) => {
+            (decoding.format.file(&number.to_string()), Some(folder.join(format!("{number}-strip.png"))))
+        }
+        Stage::Latents { .. } => (args::StreamFormat::Latents.file(&number.to_string()), None),
+    };
+    Outputs { clip: folder.join(file), strip, metadata }
+}
+
+/// Writes the job's contact sheet, if any of its clips has a strip.
+fn sheet(job: &Job, source: &Source) -> Result<bool, CliError> {
+    let clips = &job.state().clips;
+    let done: Vec<usize> = (0..clips.len()).filter(|&index| job.is_done(index)).collect();
+    let strips = done.iter().map(|&index| job.strip(index)).collect::<Result<Vec<_>, _>>()?;
+    if !strips.iter().any(|strip| strip.exists()) {
+        return Ok(false);
+    }
+    let names: Vec<String> =
+        done.iter().map(|&index| format!("{}: {}", clips[index].file, clips[index].prompt)).collect();
+    let metadata = ClipMetadata {
+        fps: source.stage.fps().unwrap_or(1),
+        prompt: Some(names.join("\n")),
+        seed: None,
+        numeric_path: String::new(),
+        plan: None,
+        source: None,
+    };
+    write_job_sheet(&job.folder().join(SHEET), &strips, &metadata)?;
+    Ok(true)
+}
+
+/// A stand-in for the decoder or a shaped engine makes the times emulated.
+fn origin(args: &StreamArgs) -> Origin {
+    if args.decoder_ms > 0.0 || args.engines.engines.contains('=') { Origin::Emulated } else { Origin::Measured }
+}
+
+/// Equation 4 with rates that were observed, at the cut that ran.
+fn period_of(observed: &Observed, blocks: usize, cut: usize) -> Option<f64> {
+    let decoder = observed.last_stage_ms?;
+    // An engine without blocks has no rate and needs none.
+    let first = if cut > 0 { observed.first_ms? } else { 0.0 };
+    let second = if cut < blocks { observed.second_ms? } else { 0.0 };
+    Some(cut_at(VideoRates { first, second, decoder }, blocks as u32, cut as u32).ok()?.period)
+}

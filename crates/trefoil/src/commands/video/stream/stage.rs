@@ -1,0 +1,223 @@
+//! The last stage of a stream: decoding a clip and writing it, or writing its latent.
+
+use super::args::StreamFormat;
+use super::memory::Need;
+use crate::commands::video::generate::Size;
+use crate::context::stop_flag;
+use crate::error::CliError;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use trefoil_kernels::Kernels;
+use trefoil_video::VideoError;
+use trefoil_video::output::{ClipMetadata, ClipReport, ClipStrip, ClipWriter, NamedTensor, VideoFrame, write_tensors};
+use trefoil_video::stream::{Denoised, time_decoding};
+use trefoil_video::vae::{Latent, VaeDecoder};
+
+/// What happens to a clip after its last block.
+pub enum Stage {
+    /// Its latent is written; a stand-in for a decoder waits.
+    Latents {
+        /// Milliseconds that the stand-in waits.
+        wait_ms: f64,
+    },
+    /// It is decoded frame by frame, and the frames are written.
+    Decode(Box<Decoding>),
+}
+
+/// A decoder and how its clips are written.
+pub struct Decoding {
+    /// Decoder.
+    pub decoder: VaeDecoder,
+    /// Size of the clips.
+    pub size: Size,
+    /// How they are written.
+    pub format: StreamFormat,
+}
+
+/// Where a clip goes.
+pub struct Outputs {
+    /// The clip.
+    pub clip: PathBuf,
+    /// Its strip, where frames are decoded.
+    pub strip: Option<PathBuf>,
+    /// What its files say.
+    pub metadata: ClipMetadata,
+}
+
+impl Stage {
+    /// The decoder's memory for latents of `[frames, height, width]`.
+    pub fn needs(&self, [_, height, width]: [usize; 3]) -> Result<Vec<Need>, CliError> {
+        let Stage::Decode(decoding) = self else { return Ok(Vec::new()) };
+        // Its weights are in memory already.
+        let memory = decoding.decoder.memory(height, width, 1)?;
+        Ok(vec![Need { what: "decoder", bytes: (memory.history + memory.working) as u64 }])
+    }
+
+    /// What a report says of it.
+    pub fn describe(&self) -> String {
+        match self {
+            Stage::Latents { wait_ms } if *wait_ms > 0.0 => {
+                format!("a stand-in for the decoder that waits {} (emulated)", trefoil_report::format::time(*wait_ms))
+            }
+            Stage::Latents { .. } => "writing latents, no decoder".to_owned(),
+            Stage::Decode(decoding) => {
+                format!("decoding in f32 and writing {}", decoding.format.as_str())
+            }
+        }
+    }
+
+    /// Frames a second, where there are frames.
+    pub fn fps(&self) -> Option<u32> {
+        match self {
+            Stage::Latents { .. } => None,
+            Stage::Decode(decoding) => Some(decoding.size.fps),
+        }
+    }
+
+    /// The numeric path of a clip whose blocks ran on `path`.
+    pub fn numeric_path(&self, path: &str) -> String {
+        match self {
+            Stage::Latents { .. } => path.to_owned(),
+            Stage::Decode(_) => format!("{path}, decoder f32"),
+        }
+    }
+
+    /// Does it for one clip. Without `outputs` frames are decoded and dropped.
+    pub fn run(
+        &self,
+        kernels: &Kernels,
+        done: &Denoised<'_>,
+        outputs: Option<&Outputs>,
+    ) -> Result<Option<ClipReport>, VideoError> {
+        let shape = done.clip.shape();
+        let values = done.clip.unpatchify(done.state.latent());
+        match self {
+            Stage::Latents { wait_ms } => {
+                if *wait_ms > 0.0 {
+                    std::thread::sleep(Duration::from_secs_f64(wait_ms / 1e3));
+                }
+                if let Some(outputs) = outputs {
+                    let shape: Vec<usize> = std::iter::once(1).chain(shape).collect();
+                    let tensor = NamedTensor { name: "latent", shape: &shape, values: &values };
+                    write_tensors(&outputs.clip, &[tensor], &notes(&outputs.metadata))?;
+                }
+                Ok(None)
+            }
+            Stage::Decode(decoding) => {
+                let [channels, frames, height, width] = shape;
+                let latent = Latent::new(channels, frames, height, width, values)?;
+                decoding.run(kernels, latent, done.clip.trajectory().blocks(), outputs).map(Some)
+            }
+        }
+    }
+
+    /// Milliseconds of it for one clip whose latent has `[frames, height, width]`, from a part of one; what it writes goes into
+    /// `folder` and is removed.
+    pub fn time(
+        &self,
+        kernels: &Kernels,
+        latent: [usize; 3],
+        folder: &Path,
+        keep_going: &(dyn Fn() -> Result<(), VideoError> + Sync),
+    ) -> Result<f64, VideoError> {
+        match self {
+            Stage::Latents { wait_ms } => {
+                std::thread::sleep(Duration::from_secs_f64(wait_ms / 1e3));
+                Ok(*wait_ms)
+            }
+            Stage::Decode(decoding) => {
+                let decoding_ms = time_decoding(&decoding.decoder, kernels, latent, keep_going)?;
+                Ok(decoding_ms + decoding.time_writing(folder)?)
+            }
+        }
+    }
+}
+
+impl Decoding {
+    fn run(
+        &self,
+        kernels: &Kernels,
+        latent: Latent,
+        blocks: usize,
+        outputs: Option<&Outputs>,
+    ) -> Result<ClipReport, VideoError> {
+        let latent = latent.denormalise(self.decoder.config())?;
+        let (extent, frames) = ((self.size.height, self.size.width), self.size.frames);
+        let mut strip = ClipStrip::new(extent.0, extent.1, frames);
+        let mut clip = match outputs {
+            Some(outputs) => Some(ClipWriter::create(&outputs.clip, extent, frames, outputs.metadata.clone())?),
+            None => None,
+        };
+        let mut report = ClipReport { frames: 0, health: trefoil_video::output::FrameHealth::default() };
+        let mut session = self.decoder.session(latent.height(), latent.width())?;
+        for index in 0..latent.frames() {
+            if stop_flag().load(Ordering::SeqCst) {
+                return Err(VideoError::Interrupted { done: blocks, blocks });
+            }
+            for frame in &session.push(kernels, &latent, index)? {
+                strip.push(frame);
+                report.frames += 1;
+                match &mut clip {
+                    Some(clip) => clip.push(frame)?,
+                    None => report.health.add(frame.health()),
+                }
+            }
+        }
+        if let Some(outputs) = outputs {
+            // The strip first: a clip that is there is finished.
+            if let Some(path) = &outputs.strip {
+                strip.write(path, &outputs.metadata)?;
+            }
+        }
+        match clip {
+            Some(clip) => Ok(clip.finish()?),
+            None => Ok(report),
+        }
+    }
+
+    /// Writing a clip, from the first frames of one: noise over a ramp, which is neither easy nor hard to encode.
+    fn time_writing(&self, folder: &Path) -> Result<f64, VideoError> {
+        const TIMED: usize = 5;
+        let Size { frames, width, height, fps } = self.size;
+        let timed = frames.min(TIMED);
+        let metadata =
+            ClipMetadata { fps, prompt: None, seed: None, numeric_path: String::new(), plan: None, source: None };
+        let probe = tempfile::Builder::new()
+            .prefix(".trefoil-probe-")
+            .tempdir_in(folder)
+            .map_err(|source| VideoError::Io { action: "write", path: folder.to_owned(), source })?;
+        let path = probe.path().join(self.format.file("probe"));
+        let pictures: Vec<VideoFrame> = (0..timed).map(|number| test_picture(number, height, width)).collect();
+        let begun = Instant::now();
+        let mut clip = ClipWriter::create(&path, (height, width), timed, metadata)?;
+        for picture in &pictures {
+            clip.push(picture)?;
+        }
+        clip.finish()?;
+        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        Ok(ms * frames as f64 / timed as f64)
+    }
+}
+
+fn test_picture(number: usize, height: usize, width: usize) -> VideoFrame {
+    let mut state = 0x2545_f491u32.wrapping_add(number as u32);
+    let mut bytes = Vec::with_capacity(height * width * 3);
+    for y in 0..height {
+        for x in 0..width {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let ramp = (x + y + 3 * number) * 200 / (height + width);
+            bytes.extend([(ramp as u8).wrapping_add((state >> 28) as u8); 3]);
+        }
+    }
+    VideoFrame::from_bytes(height, width, &bytes)
+}
+
+/// Metadata of a latent's file, in the words that decoding looks for.
+fn notes(metadata: &ClipMetadata) -> Vec<(&'static str, String)> {
+    let mut notes = vec![("numeric_path", metadata.numeric_path.clone())];
+    notes.extend(metadata.prompt.clone().map(|prompt| ("prompt", prompt)));
+    notes.extend(metadata.seed.map(|seed| ("seed", seed.to_string())));
+    notes.extend(metadata.plan.clone().map(|plan| ("plan", plan)));
+    notes
+}

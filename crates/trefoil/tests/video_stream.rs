@@ -1,0 +1,382 @@
+//! `trefoil video stream` from prompts to files with the small trained model of `testdata`: jobs that go on, engines that are killed,
+//! files that cannot be written.
+
+mod common;
+
+use common::{Workspace, json, stderr, stdout, trefoil};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PROMPTS: &str = "# colours and shapes\na red circle moves left over a dark background\n\n  a blue square grows over a grey background\na green triangle bounces over a light background\n";
+/// Two latent frames of 4×4: milliseconds a clip.
+const SMALL: [&str; 4] = ["--size", "32x32", "--frames", "5"];
+
+fn model() -> String {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/demo-model").display().to_string()
+}
+
+fn workspace() -> Workspace {
+    let space = Workspace::new();
+    fs::write(space.path("prompts.txt"), PROMPTS).unwrap();
+    space
+}
+
+/// A stream of small clips into `output`.
+fn arguments(output: &str, more: &[&str]) -> Vec<String> {
+    let model = model();
+    let fixed = ["video", "stream", &model, "prompts.txt", "-o", output];
+    fixed.iter().chain(&SMALL).chain(more).map(|&argument| argument.to_owned()).collect()
+}
+
+fn stream(space: &Workspace, output: &str, more: &[&str]) -> serde_json::Value {
+    json(&space.output(arguments(output, &[more, &["--json"]].concat())))
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Two engines on a core each, where there are two cores.
+fn two_engines() -> Option<&'static str> {
+    let cores = trefoil_video::engine::allowed_cores();
+    if cores.contains(&0) && cores.contains(&1) {
+        return Some("cpu@0,cpu@1");
+    }
+    eprintln!("skipped: two engines need cores 0 and 1");
+    None
+}
+
+#[test]
+fn prompts_become_clips_a_sheet_and_a_job_that_goes_on() {
+    let space = workspace();
+    let report = stream(&space, "out", &["--engines", "cpu@0", "--format", "gif", "--seed", "5"]);
+    let out = space.path("out");
+    let files = [
+        "0001-a-red-circle-moves-left-over-a-dark.gif",
+        "0002-a-blue-square-grows-over-a-grey.gif",
+        "0003-a-green-triangle-bounces-over-a-light.gif",
+        "contact-sheet.png",
+        "job.json",
+        "strips",
+    ];
+    assert_eq!(names(&out), files);
+    assert_eq!(
+        (report["clips"].as_u64(), report["finished"].as_u64(), report["blocks"].as_u64()),
+        (Some(3), Some(3), Some(36))
+    );
+    assert!(report["decoder"]["ms"].as_f64().unwrap() > 0.0 && report["text_seconds"].as_f64().unwrap() > 0.0);
+    let spans = report["configurations"][0]["report"]["spans"].as_array().unwrap();
+    assert_eq!(spans.iter().filter(|span| span["work"] == "last").count(), 3, "a span of decoding for each clip");
+    // A clip is what `generate` makes of its prompt and seed, to the byte.
+    let model = model();
+    let generate = ["video", "generate", &model, "a blue square grows over a grey background", "-o", "alone.gif"];
+    space.run(generate.iter().chain(&SMALL).chain(&["--engines", "cpu@0", "--seed", "6"]));
+    let second = fs::read(out.join(files[1])).unwrap();
+    assert_eq!(fs::read(space.path("alone.gif")).unwrap(), second);
+    let job: serde_json::Value = serde_json::from_slice(&fs::read(out.join("job.json")).unwrap()).unwrap();
+    assert_eq!((job["clips"][1]["seed"].as_u64(), job["clips"][1]["done"]["frames"].as_u64()), (Some(6), Some(5)));
+    assert!(job["clips"][1]["done"]["plan"] == "cpu@0" && job["settings"]["width"] == 32, "{job:#}");
+
+    // What is there is not made again; what is missing or damaged is, alike, also on other engines.
+    let again = arguments("out", &["--engines", "cpu@0", "--format", "gif", "--seed", "5"]);
+    assert!(stdout(&space.output(&again)).contains("all 3 clips are there already"));
+    fs::remove_file(out.join(files[1])).unwrap();
+    fs::write(out.join(files[2]), b"cut").unwrap();
+    fs::write(out.join(".trefoil-left"), b"half").unwrap();
+    let told = stdout(&space.output(&again));
+    assert!(
+        told.contains("2 clips of 8 tokens") && told.contains("3 of 3 clips, contact-sheet.png, job.json"),
+        "{told}"
+    );
+    assert_eq!(fs::read(out.join(files[1])).unwrap(), second);
+    assert_eq!(names(&out), files);
+
+    // Another job is told apart in a line.
+    let differs = |more: &[&str], want: &str| {
+        let message = space.fails(arguments("out", more), 2);
+        assert!(message.contains("out holds another job: ") && message.contains(want), "{message}");
+        assert!(message.contains("name another folder, or remove out to start anew"), "{message}");
+    };
+    let gif = ["--format", "gif", "--seed", "5"];
+    differs(&["--format", "png", "--seed", "5"], "its format is \"gif\", this one's is \"png\"");
+    differs(&["--format", "gif"], "its clip 1 has seed 5, this one's has 0");
+    differs(&[&gif[..], &["--path", "w8a8"]].concat(), "path");
+    fs::write(space.path("prompts.txt"), PROMPTS.replace("blue", "green")).unwrap();
+    differs(&gif, "its prompt 2 is \"a blue square");
+    fs::write(space.path("prompts.txt"), format!("{PROMPTS}a red square moves up over a dark background\n")).unwrap();
+    differs(&gif, "it has 3 prompts, this one has 4");
+    assert_eq!(names(&out), files, "nothing was touched");
+}
+
+#[test]
+fn every_format_is_written_and_the_pipeline_tells_predicted_and_measured() {
+    let space = workspace();
+    let engines = two_engines().unwrap_or("cpu");
+    let is_pipeline = engines.contains(',');
+    for (format, ending) in [("mp4", ".mp4"), ("png", ".png"), ("frames", ""), ("latents", ".safetensors")] {
+        let more = ["--format", format, "--engines", engines, "--trace", "trace.json", "--count", "4"];
+        let report = stream(&space, format, &more);
+        let clip = space.path(format).join(format!("0004-a-red-circle-moves-left-over-a-dark{ending}"));
+        match format {
+            "frames" => assert_eq!(names(&clip).len(), 6, "five pictures and clip.json"),
+            _ => assert!(fs::metadata(&clip).unwrap().len() > 100),
+        }
+        assert_eq!(space.path(format).join("contact-sheet.png").exists(), format != "latents");
+        if is_pipeline {
+            assert!(
+                report["predicted_period_ms"].as_f64().unwrap() > 0.0 && report["period_ms"].as_f64().unwrap() > 0.0
+            );
+            assert!(
+                report["observed"]["period_ms"].as_f64().unwrap() > 0.0
+                    && report["rates"].as_array().unwrap().len() == 2
+            );
+            let trace = fs::read_to_string(space.path("trace.json")).unwrap();
+            assert!(trace.contains("last stage"));
+            if format != "latents" {
+                assert!(report["decoder"]["rate"]["corun_ms"]["median"].as_f64().unwrap() > 0.0, "{report:#}");
+            }
+        }
+    }
+    let decode = [
+        "video",
+        "decode",
+        &model(),
+        "--latent",
+        "latents/0001-a-red-circle-moves-left-over-a-dark.safetensors:latent",
+    ];
+    let decoded = json(&space.output(decode.iter().chain(&["-o", "d.gif", "--json"])));
+    assert!(decoded["metadata"]["prompt"] == "a red circle moves left over a dark background", "{decoded:#}");
+}
+
+#[test]
+fn baselines_say_what_is_best_and_who_keeps_which_deadline() {
+    let Some(engines) = two_engines() else { return };
+    let space = workspace();
+    let more = ["--engines", engines, "--format", "gif", "--count", "3", "--baselines", "--online"];
+    let report = stream(&space, "out", &more);
+    assert!(report["configurations"].as_array().unwrap().len() >= 5, "{report:#}");
+    let deadlines = report["slo"]["deadlines"].as_array().unwrap();
+    assert_eq!(deadlines.len(), 6);
+    let loosest = deadlines[5]["configurations"].as_array().unwrap();
+    assert!(loosest.iter().any(|row| row["clips_per_hour_within"].as_f64().unwrap() > 0.0), "{loosest:?}");
+    assert!(report["verdict"].is_string());
+    assert_eq!(names(&space.path("out")).len(), 6, "what baselines write is removed");
+}
+
+#[test]
+fn guidance_takes_a_second_text_and_changes_the_clips() {
+    let space = workspace();
+    let model = model();
+    let sampler = r#"{"sigmas":[1.0,0.8,0.4,0.0],"timesteps":[1000,800,400],"experts":["semantic","semantic","detail"],"guidance":3.0}"#;
+    fs::write(space.path("guided.json"), sampler).unwrap();
+    space.run(["video", "pack", &model, "-o", "guided.trefoil", "--sampler", "guided.json"]);
+    let engines = two_engines().unwrap_or("cpu");
+    let run = |output: &str, more: &[&str]| {
+        let fixed = ["--artefact", "guided.trefoil", "--format", "latents", "--engines", engines, "--count", "2"];
+        let report = stream(&space, output, &[&fixed[..], more].concat());
+        assert_eq!(report["blocks"].as_u64(), Some(36), "three steps of two branches of six blocks");
+        fs::read(space.path(output).join("0001-a-red-circle-moves-left-over-a-dark.safetensors")).unwrap()
+    };
+    let cut: &[&str] = if engines.contains(',') { &["--cut", "10"] } else { &[] };
+    let empty = run("empty", cut);
+    assert_ne!(empty, run("negative", &[cut, &["--negative", "a green triangle"]].concat()));
+    assert_eq!(empty, run("processes", &[cut, &["--processes"]].concat()));
+    // The same from text states.
+    space.run(["video", "encode", &model, "prompts.txt", "-o", "texts.safetensors"]);
+    let states = ["video", "stream", "guided.trefoil", "--text", "texts.safetensors", "--latent", "2,4,4"];
+    assert!(space.fails(states, 2).contains("--negative FILE.safetensors:KEY"));
+    let negative =
+        ["--negative", "texts.safetensors:text_embeds.1", "--decoder", &model, "--format", "gif", "-o", "states"];
+    space.run(states.iter().chain(&negative));
+    assert!(space.path("states/clip-0002.gif").exists());
+}
+
+/// The program, started and not waited for, in a process group of its own.
+fn start(space: &Workspace, arguments: &[String]) -> Child {
+    use std::os::unix::process::CommandExt as _;
+    trefoil()
+        .current_dir(space.path(""))
+        .env("TREFOIL_CACHE", space.path("cache"))
+        .args(arguments)
+        .process_group(0)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until `what` holds.
+fn until(what: &dyn Fn() -> bool) {
+    let begun = Instant::now();
+    while !what() {
+        assert!(begun.elapsed() < Duration::from_mins(1), "it never came true");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn signal(name: &str, process: &str) {
+    let sent = Command::new("kill").args([name, "--", process]).stderr(Stdio::null()).status().unwrap();
+    // A process that ended meanwhile needs none.
+    let _ = sent;
+}
+
+/// Processes whose parent is `parent`.
+fn children(parent: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        after.split_whitespace().nth(1).and_then(|word| word.parse().ok()) == Some(parent)
+    })
+    .collect()
+}
+
+fn clips(space: &Workspace, folder: &str) -> usize {
+    let Ok(entries) = fs::read_dir(space.path(folder)) else { return 0 };
+    entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("00")).count()
+}
+
+#[test]
+fn ctrl_c_ends_with_a_report_and_the_same_command_goes_on() {
+    let space = workspace();
+    let engines = two_engines().unwrap_or("cpu");
+    let more = ["--engines", engines, "--processes", "--format", "latents", "--count", "400"];
+    let stopped = start(&space, &arguments("out", &more));
+    until(&|| clips(&space, "out") >= 3);
+    // As a terminal does it: to the whole group.
+    signal("-INT", &format!("-{}", stopped.id()));
+    let output = stopped.wait_with_output().unwrap();
+    let (told, error) = (stdout(&output), stderr(&output));
+    assert_eq!(output.status.code(), Some(130), "{told}\n{error}");
+    assert!(error.contains("interrupted after") && error.contains("the same command makes the rest"), "{error}");
+    assert!(!error.contains("started again"), "workers outlive the signal: {error}");
+    assert!(told.contains("of 400 clips") && told.contains("ms per clip"), "{told}");
+    let made = clips(&space, "out");
+    assert!((3..400).contains(&made) && !names(&space.path("out")).iter().any(|name| name.starts_with(".trefoil")));
+    let job: serde_json::Value = serde_json::from_slice(&fs::read(space.path("out/job.json")).unwrap()).unwrap();
+    let done = job["clips"].as_array().unwrap().iter().filter(|clip| clip.get("done").is_some()).count();
+    assert_eq!(done, made);
+}
+
+#[test]
+fn killed_workers_and_a_killed_program_leave_the_clips_of_an_undisturbed_run() {
+    let Some(engines) = two_engines() else { return };
+    let space = workspace();
+    let more =
+        ["--engines", engines, "--path", "w8a8", "--cut", "17", "--processes", "--format", "latents", "--count", "10"];
+    stream(&space, "want", &more);
+    // Workers are killed behind the second and the fifth clip, the program behind the seventh.
+    let mut running = start(&space, &arguments("got", &more));
+    for (made, nth) in [(2, 0), (5, 1)] {
+        until(&|| clips(&space, "got") >= made || running_is_over(&running));
+        if let Some(pid) = children(running.id()).get(nth) {
+            signal("-KILL", &pid.to_string());
+        }
+    }
+    until(&|| clips(&space, "got") >= 7 || running_is_over(&running));
+    signal("-KILL", &running.id().to_string());
+    running.wait().unwrap();
+    let report = stream(&space, "got", &more);
+    assert!(report["finished"].as_u64() <= report["clips"].as_u64());
+    for name in names(&space.path("want")).iter().filter(|name| name.ends_with(".safetensors")) {
+        let read = |folder: &str| fs::read(space.path(folder).join(name)).unwrap();
+        assert!(read("want") == read("got"), "{name} differs");
+    }
+    assert_eq!(names(&space.path("want")), names(&space.path("got")));
+}
+
+fn running_is_over(child: &Child) -> bool {
+    fs::read_to_string(format!("/proc/{}/stat", child.id())).is_ok_and(|stat| stat.contains(") Z "))
+}
+
+#[test]
+fn a_full_disk_ends_the_stream_in_one_line_and_keeps_finished_clips() {
+    let space = workspace();
+    // Packs the model, so that the limit below is about clips.
+    stream(&space, "first", &["--format", "latents", "--count", "1"]);
+    fs::write(space.path("one.txt"), "a red circle moves left over a dark background\n".repeat(3)).unwrap();
+    let run = |limit: u32, size: &str| {
+        let script = format!("trap '' XFSZ; ulimit -f {limit}; exec \"$@\"");
+        Command::new("bash")
+            .current_dir(space.path(""))
+            .env("TREFOIL_CACHE", space.path("cache"))
+            .args(["-c", &script, "bash", env!("CARGO_BIN_EXE_trefoil"), "video", "stream", &model(), "one.txt"])
+            .args(["-o", "out", "--format", "latents", "--frames", "17", "--size", size])
+            .output()
+    };
+    // A latent of 5×8×8 has 20 KiB of values; files may have 8.
+    let Ok(output) = run(8, "64x64") else {
+        eprintln!("skipped: no bash to set a limit with");
+        return;
+    };
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    let errors: Vec<&str> = message.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "{message}");
+    assert!(
+        errors[0].contains("cannot write out/0001-") && errors[0].contains("0 of 3 clips are finished"),
+        "{message}"
+    );
+    assert_eq!(names(&space.path("out")), ["job.json"], "nothing half-written");
+    // With room it goes on.
+    assert!(run(4096, "64x64").unwrap().status.success());
+    assert_eq!(clips(&space, "out"), 3);
+}
+
+#[test]
+fn what_is_wrong_is_one_line_before_anything_is_made() {
+    let space = workspace();
+    let model = model();
+    let fails = |more: &[&str], want: &str| {
+        let message = space.fails(["video", "stream"].iter().chain(more), 2);
+        assert!(message.contains(want), "{message}");
+        assert!(!space.path("out").exists(), "nothing was made: {message}");
+    };
+    for (file, bytes, want) in [
+        ("empty.txt", &b"\n# nothing\n"[..], "holds no prompt"),
+        ("latin.txt", b"ok\nf\xfcnf\n", "line 2 is not UTF-8"),
+    ] {
+        fs::write(space.path(file), bytes).unwrap();
+        fails(&[&model, file, "-o", "out"], want);
+    }
+    fails(&[&model, "nowhere.txt", "-o", "out"], "cannot read nowhere.txt");
+    fails(&["nowhere", "prompts.txt", "-o", "out"], "nowhere");
+    fails(&[&model, "-o", "out"], "PROMPTS.txt");
+    fails(&[&model, "prompts.txt"], "-o DIR");
+    fails(&[&model, "prompts.txt", "-o", "out", "--count", "0"], "0 clips");
+    fails(&[&model, "prompts.txt", "-o", "out", "--frames", "6"], "5 or 9");
+    fails(&[&model, "prompts.txt", "-o", "out", "--size", "8192x8192", "--frames", "400001"], "of memory (decoder");
+    fails(&[&model, "prompts.txt", "-o", "out", "--decoder-ms", "5"], "--format latents");
+    fails(&["prompts.txt", "prompts.txt", "-o", "out"], "no folder");
+    fails(&[&model, "prompts.txt", "-o", "prompts.txt/out"], "cannot create prompts.txt/out");
+    fs::create_dir(space.path("mine")).unwrap();
+    fs::write(space.path("mine/letter.txt"), b"dear").unwrap();
+    fails(&[&model, "prompts.txt", "-o", "mine"], "mine: it is not empty and holds no job.json");
+
+    space.run(["video", "pack", &model, "-o", "a.trefoil"]);
+    let mut bytes = fs::read(space.path("a.trefoil")).unwrap();
+    bytes[65_536 + 1000] ^= 1;
+    fs::write(space.path("bad.trefoil"), &bytes).unwrap();
+    let arguments = arguments("damaged", &["--artefact", "bad.trefoil", "--format", "latents"]);
+    assert!(space.fails(arguments, 2).contains("is corrupted in section `region 0`"));
+    assert_eq!(clips(&space, "damaged"), 0);
+    // Scales of another schedule do not fit.
+    space.run(["video", "encode", &model, "prompts.txt", "-o", "t.safetensors"]);
+    fails(&["a.trefoil", "--text", "t.safetensors", "--format", "mp4", "-o", "out"], "needs a decoder");
+    fails(&["a.trefoil", "prompts.txt", "-o", "out"], "is no folder");
+    // Two processes do not work in one folder.
+    let busy = trefoil_video::job::Job::open(
+        &space.path("busy"),
+        trefoil_video::job::JobState::new(std::collections::BTreeMap::new(), Vec::new()),
+        true,
+    );
+    let message = space.fails(["video", "stream", &model, "prompts.txt", "-o", "busy"], 2);
+    assert!(message.contains("another process is working in busy"), "{message}");
+    drop(busy);
+}
