@@ -10,7 +10,7 @@ use crate::context::{self, cache_dir, print, print_json, stop_flag};
 use crate::error::CliError;
 use clap::Args;
 use serde_json::json;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -21,7 +21,7 @@ use trefoil_report::format;
 use trefoil_video::config::PATCH;
 use trefoil_video::noise::torch_normals;
 use trefoil_video::output::{ClipMetadata, ClipReport, ClipWriter, ContactSheet};
-use trefoil_video::vae::{Latent, VaeConfig, VaeDecoder, VaeError};
+use trefoil_video::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder, VaeError};
 use trefoil_video::{Clip, DenoiseReport, Tensor, VideoPackOptions, pack_video};
 
 /// Frames, size and rate where neither the command line nor the model folder says any: the stock pipeline's.
@@ -63,6 +63,9 @@ pub struct GenerateArgs {
     /// First block execution of the second engine; auto measures both engines while both run
     #[arg(long, value_name = "K|auto", default_value = "auto")]
     pub cut: CutArg,
+    /// What the decoder computes in: f32, or int8 for less memory and time
+    #[arg(long, value_name = "PATH", default_value_t = DecoderPath::F32)]
+    pub vae_path: DecoderPath,
     /// Also write a contact sheet
     #[arg(long, value_name = "SHEET.png")]
     pub contact_sheet: Option<PathBuf>,
@@ -81,6 +84,19 @@ pub struct SizeArg {
     height: usize,
 }
 
+impl SizeArg {
+    /// A video of this size.
+    pub(super) fn video(self, frames: usize) -> Size {
+        Size { frames, width: self.width, height: self.height, fps: STOCK.fps }
+    }
+}
+
+impl fmt::Display for SizeArg {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}×{}", self.width, self.height)
+    }
+}
+
 impl FromStr for SizeArg {
     type Err = String;
 
@@ -97,29 +113,40 @@ impl FromStr for SizeArg {
 
 /// What a clip looks like from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Size {
-    frames: usize,
-    width: usize,
-    height: usize,
-    fps: u32,
+pub(super) struct Size {
+    pub(super) frames: usize,
+    pub(super) width: usize,
+    pub(super) height: usize,
+    pub(super) fps: u32,
 }
 
 impl Size {
-    /// What the command line says, else the model folder's sampler file, else the stock pipeline's.
+    /// What the command line says, else the model folder.
     fn of(args: &GenerateArgs) -> Self {
-        let text = std::fs::read_to_string(args.model.join("scheduler/sampler.json")).unwrap_or_default();
+        let told = Self::of_folder(&args.model);
+        Self {
+            frames: args.frames.unwrap_or(told.frames),
+            width: args.size.map_or(told.width, |size| size.width),
+            height: args.size.map_or(told.height, |size| size.height),
+            fps: args.fps.unwrap_or(told.fps),
+        }
+    }
+
+    /// What the model folder's sampler file says, else the stock pipeline's.
+    pub(super) fn of_folder(model: &Path) -> Self {
+        let text = std::fs::read_to_string(model.join("scheduler/sampler.json")).unwrap_or_default();
         let sampler: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         let told = |key: &str, stock: usize| sampler[key].as_u64().map_or(stock, |value| value as usize);
         Self {
-            frames: args.frames.unwrap_or_else(|| told("num_frames", STOCK.frames)),
-            width: args.size.map_or_else(|| told("width", STOCK.width), |size| size.width),
-            height: args.size.map_or_else(|| told("height", STOCK.height), |size| size.height),
-            fps: args.fps.unwrap_or_else(|| told("fps", STOCK.fps as usize) as u32),
+            frames: told("num_frames", STOCK.frames),
+            width: told("width", STOCK.width),
+            height: told("height", STOCK.height),
+            fps: told("fps", STOCK.fps as usize) as u32,
         }
     }
 
     /// Frames, rows and columns of the latent.
-    fn latent(self, vae: &VaeConfig, patch: usize) -> Result<[usize; 3], CliError> {
+    pub(super) fn latent(self, vae: &VaeConfig, patch: usize) -> Result<[usize; 3], CliError> {
         let (space, time) = (vae.spatial_scale(), vae.temporal_scale());
         let step = space * patch;
         if !self.width.is_multiple_of(step) || !self.height.is_multiple_of(step) || self.width * self.height == 0 {
@@ -129,7 +156,8 @@ impl Size {
             )));
         }
         if self.frames % time != 1 % time {
-            let (below, above) = (self.frames / time * time + 1, self.frames.div_ceil(time) * time + 1);
+            let below = self.frames.saturating_sub(1) / time * time + 1;
+            let above = below + time;
             return Err(CliError::Usage(format!(
                 "{} frames; the decoder makes one more than a multiple of {time}, like {below} or {above}",
                 self.frames
@@ -170,7 +198,10 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     seconds.text = start.elapsed().as_secs_f64();
 
     let start = Instant::now();
-    let artefact = artefact(args)?;
+    let artefact = match &args.artefact {
+        Some(path) => path.clone(),
+        None => packed_transformer(&args.model, args.cache.as_deref())?,
+    };
     seconds.pack = start.elapsed().as_secs_f64();
 
     let start = Instant::now();
@@ -190,7 +221,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
         size,
         latent,
         &decoding,
-        &metadata(format!("{}, decoder f32", paths.join("/")), Some(plan.clone())),
+        &metadata(format!("{}, decoder {}", paths.join("/"), args.vae_path), Some(plan.clone())),
     )?;
     seconds.decode = start.elapsed().as_secs_f64();
     let warning = clip.health.warning();
@@ -254,18 +285,15 @@ fn texts(args: &GenerateArgs) -> Result<(Tensor, Option<Tensor>, Vec<String>), C
     Ok((tensor(0)?, negative, notes))
 }
 
-/// The packed transformer: given, or packed into the cache once for each state of the model folder.
-fn artefact(args: &GenerateArgs) -> Result<PathBuf, CliError> {
-    if let Some(path) = &args.artefact {
-        return Ok(path.clone());
-    }
-    let transformer = args.model.join("transformer");
-    let folder = if transformer.is_dir() { transformer } else { args.model.clone() };
-    let path = cache_dir(args.cache.as_deref()).join("video").join(format!("{:016x}.trefoil", state_of(&folder)?));
+/// The model folder's transformer, packed into the cache once for each state of the folder.
+pub(super) fn packed_transformer(model: &Path, cache: Option<&Path>) -> Result<PathBuf, CliError> {
+    let transformer = model.join("transformer");
+    let folder = if transformer.is_dir() { transformer } else { model.to_owned() };
+    let path = cache_dir(cache).join("video").join(format!("{:016x}.trefoil", state_of(&folder)?));
     if !path.exists() {
         let create = |source| CliError::File { action: "create", path: path.clone(), source };
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).map_err(create)?;
-        pack_video(&args.model, &path, &VideoPackOptions::default(), |_| {})?;
+        pack_video(model, &path, &VideoPackOptions::default(), |_| {})?;
     }
     Ok(path)
 }
@@ -327,7 +355,7 @@ fn decoded(
     kernels: &Kernels,
     metadata: &ClipMetadata,
 ) -> Result<ClipReport, CliError> {
-    let decoder = VaeDecoder::open(&args.model)?;
+    let decoder = VaeDecoder::open_on(&args.model, args.vae_path)?;
     let latent = latent.denormalise(decoder.config())?;
     check_memory(&decoder.memory(latent.height(), latent.width(), kernels.pool().threads())?, false)?;
     let mut clip = ClipWriter::create(&args.output, (size.height, size.width), size.frames, metadata.clone())?;
