@@ -8,7 +8,7 @@
 //! | f32 GEMM on tiled INT8 or plain weights | [`Kernels::gemm_f32`] |
 //! | INT8 attention | [`Kernels::pack_key_value`], [`Kernels::attention_w8a8`] |
 //! | f32 attention | [`Kernels::attention_f32`] |
-//! | f32 convolution of video frames, norm over channels | [`Kernels::conv`], [`Kernels::pixel_norm`] |
+//! | convolution of video frames in f32 and INT8, norm over channels | [`Kernels::conv`], [`Kernels::conv_int8`], [`Kernels::pixel_norm`], [`Kernels::pixel_norm_codes`] |
 //! | LayerNorm with modulation, RMSNorm with rotary positions, softmax, quantisation | [`Kernels::layer_norm`], [`Kernels::rms_norm`], [`Kernels::softmax`], [`Kernels::quantise`], … |
 //!
 //! The module `opencl` (feature `opencl`, on by default; nothing is linked) has the same operators for OpenCL devices. The
@@ -44,7 +44,7 @@ mod view;
 mod workspace;
 
 pub use attention::{AttentionScales, AttentionSink, KEY_BLOCK, PackedKeyValue};
-pub use conv::{ConvSink, ConvWeights, FilterShape, Frame};
+pub use conv::{CodeFrame, ConvSink, ConvWeights, FilterShape, Frame, Int8ConvWeights};
 pub use error::KernelError;
 pub use gemm::{
     Activation, ActivationScale, Adapter, Codes, Epilogue, FloatAdapter, FloatEpilogue, FloatWeights, GemmSink,

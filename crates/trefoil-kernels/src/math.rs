@@ -11,7 +11,7 @@
 
 /// Adding 1.5·2²³ leaves no fraction bits, so the addition itself rounds half to even; the low bits of the sum are the
 /// integer in two's complement.
-const ROUNDER: f32 = 12_582_912.0;
+pub(crate) const ROUNDER: f32 = 12_582_912.0;
 /// Largest INT8 code; −128 is never used.
 pub const MAX_CODE: f32 = 127.0;
 /// log₂ e.

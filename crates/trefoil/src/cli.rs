@@ -16,6 +16,7 @@ pub use video::{
 
 pub use together::{BenchPairsArgs, TogetherArgs};
 
+use crate::commands::video::{decoder::BenchDecoderArgs, quality::BenchQualityArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -371,6 +372,11 @@ pub enum BenchCommand {
     /// Every pair of models together: predicted and measured speed-up over the best of running them one after another, both at
     /// once and one per core, beside the cap of the pair
     Pairs(BenchPairsArgs),
+    /// Quality of the clips on each numeric path and for cuts between two paths: what a reader of the frames sees, and how close they
+    /// are to f32
+    Quality(BenchQualityArgs),
+    /// Seconds per latent frame and peak memory of the VAE decoder on one core and on all, in tiles and not, beside diffusers'
+    Decoder(BenchDecoderArgs),
     /// The kernels of the video path against the peak of their instructions, OpenCL and other libraries, on one core
     Kernels(BenchKernelsArgs),
 }

@@ -67,6 +67,8 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Bench(args) => match args.bench {
             BenchCommand::Operators(args) => commands::bench_operators::run(&args),
             BenchCommand::Video(args) => commands::video::bench(&args),
+            BenchCommand::Quality(args) => commands::video::quality::run(&args),
+            BenchCommand::Decoder(args) => commands::video::decoder::run(&args),
             BenchCommand::Plan(args) => commands::bench_plan::run(&args),
             BenchCommand::Pairs(args) => commands::bench_pairs::run(&args),
             BenchCommand::Kernels(args) => commands::bench_kernels::run(&args),

@@ -9,13 +9,17 @@
 
 #![allow(clippy::needless_range_loop, reason = "a lane indexes several arrays at once")]
 
+mod codes;
 mod few;
 mod frame;
+mod int8;
 mod norm;
 mod weights;
 mod winograd;
 
+pub use codes::CodeFrame;
 pub use frame::Frame;
+pub use int8::Int8ConvWeights;
 pub use weights::{ConvWeights, FilterShape};
 
 use crate::isa::Supported;

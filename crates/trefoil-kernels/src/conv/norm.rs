@@ -48,7 +48,7 @@ impl Kernels {
                 return Err(KernelError::value(operator, "the activation", "gelu", "use the identity or SiLU"));
             }
         };
-        let root = (channels as f64).sqrt() as f32;
+        let root = root_of(channels);
         let mut rows = out.rows_mut();
         self.run_grains(
             input.height(),
@@ -65,13 +65,25 @@ impl Kernels {
     }
 }
 
+/// √C, rounded once.
+pub(super) fn root_of(channels: usize) -> f32 {
+    (channels as f64).sqrt() as f32
+}
+
+/// √C over the norm of a pixel.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "compiled inside each version of its callers")]
+pub(super) fn factor(x: &[f32], root: f32) -> f32 {
+    let norm = lane_sum(x, |x| x * x).sqrt();
+    let factor = root / if norm > SMALLEST_NORM { norm } else { SMALLEST_NORM };
+    // NaN stays NaN: a comparison with it is false, so its norm must not be replaced.
+    if norm.is_nan() { norm } else { factor }
+}
+
 multiversion! {
     fn normalise(input: &[f32], gain: &[f32], root: f32, is_activated: bool, out: &mut [f32]) {
         for (x, out) in input.chunks_exact(gain.len()).zip(out.chunks_exact_mut(gain.len())) {
-            let norm = lane_sum(x, |x| x * x).sqrt();
-            let factor = root / if norm > SMALLEST_NORM { norm } else { SMALLEST_NORM };
-            // NaN stays NaN: a comparison with it is false, so its norm must not be replaced.
-            let factor = if norm.is_nan() { norm } else { factor };
+            let factor = factor(x, root);
             if is_activated {
                 for ((out, &x), &gain) in out.iter_mut().zip(x).zip(gain) {
                     *out = silu(x * factor * gain);

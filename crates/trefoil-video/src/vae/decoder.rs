@@ -3,14 +3,92 @@
 use super::config::VaeConfig;
 use super::load::{Layout, Loader};
 use super::{DecoderMemory, DecoderSession, VaeError};
+use serde::Serialize;
+use std::fmt;
 use std::path::{Path, PathBuf};
-use trefoil_kernels::{ConvWeights, FilterShape};
+use std::str::FromStr;
+use trefoil_kernels::{ConvWeights, FilterShape, Int8ConvWeights};
 use trefoil_weights::checkpoint::Checkpoint;
+
+/// What the decoder's residual blocks compute in. They are nine tenths of its work and of its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DecoderPath {
+    /// f32 throughout.
+    #[default]
+    F32,
+    /// Convolutions of residual blocks in INT8: weights with a scale per output, activations (and their histories) with a scale
+    /// and a zero per frame, found as the frame is made. Everything else is f32.
+    Int8,
+}
+
+impl DecoderPath {
+    /// All paths.
+    pub const ALL: [DecoderPath; 2] = [DecoderPath::F32, DecoderPath::Int8];
+
+    /// The name used in commands and results.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DecoderPath::F32 => "f32",
+            DecoderPath::Int8 => "int8",
+        }
+    }
+}
+
+impl fmt::Display for DecoderPath {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.as_str())
+    }
+}
+
+impl FromStr for DecoderPath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DecoderPath, String> {
+        let found = DecoderPath::ALL.into_iter().find(|path| path.as_str() == text);
+        found.ok_or_else(|| "choose f32 or int8".to_string())
+    }
+}
+
+/// A packed filter of a causal convolution.
+#[derive(Debug)]
+pub(super) enum Filter {
+    Float(ConvWeights),
+    Int8(Int8ConvWeights),
+}
+
+impl Filter {
+    pub(super) fn is_int8(&self) -> bool {
+        matches!(self, Filter::Int8(_))
+    }
+
+    pub(super) fn outputs(&self) -> usize {
+        match self {
+            Filter::Float(weights) => weights.shape().outputs,
+            Filter::Int8(weights) => weights.shape().outputs,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Filter::Float(weights) => weights.bytes(),
+            Filter::Int8(weights) => weights.bytes(),
+        }
+    }
+
+    /// Bytes of scratch that each thread takes; the INT8 kernel's accumulators are on the stack.
+    pub(super) fn scratch_bytes(&self, height: usize, width: usize) -> usize {
+        match self {
+            Filter::Float(weights) => weights.scratch_bytes(height, width),
+            Filter::Int8(_) => 0,
+        }
+    }
+}
 
 /// A causal convolution over three frames and the slot of its history.
 #[derive(Debug)]
 pub(super) struct CausalConv {
-    pub(super) weights: ConvWeights,
+    pub(super) weights: Filter,
     pub(super) slot: usize,
 }
 
@@ -50,7 +128,7 @@ pub(super) struct Upsampler {
 /// 3 × 1 × 1 over three frames; the halves of its outputs are two frames.
 #[derive(Debug)]
 pub(super) struct TimeConv {
-    pub(super) halves: [ConvWeights; 2],
+    pub(super) halves: [Filter; 2],
     pub(super) slot: usize,
 }
 
@@ -61,11 +139,13 @@ pub(super) struct Level {
     pub(super) upsampler: Option<Upsampler>,
 }
 
-/// The decoder of a Wan VAE: weights in f32, packed for [`trefoil_kernels::Kernels::conv`]. Immutable; what a clip needs
+/// The decoder of a Wan VAE: weights packed for [`trefoil_kernels::Kernels::conv`] and
+/// [`trefoil_kernels::Kernels::conv_int8`]. Immutable; what a clip needs
 /// besides is in a [`DecoderSession`], so several clips and tiles share one decoder.
 #[derive(Debug)]
 pub struct VaeDecoder {
     config: VaeConfig,
+    path: DecoderPath,
     layout: Layout,
     pub(super) post_quant: ConvWeights,
     pub(super) conv_in: CausalConv,
@@ -90,12 +170,19 @@ impl Slots {
 fn causal(
     loader: &Loader<'_>,
     slots: &mut Slots,
+    path: DecoderPath,
     stem: &str,
-    inputs: usize,
-    outputs: usize,
+    (inputs, outputs): (usize, usize),
 ) -> Result<CausalConv, VaeError> {
     let shape = FilterShape { outputs, inputs, frames: 3, height: 3, width: 3 };
-    Ok(CausalConv { weights: loader.conv(stem, shape)?, slot: slots.next() })
+    let weights = match path {
+        DecoderPath::F32 => Filter::Float(loader.conv(stem, shape)?),
+        DecoderPath::Int8 => {
+            let (weight, bias) = loader.filter(stem, shape)?;
+            Filter::Int8(Int8ConvWeights::new(shape, &weight, &bias)?)
+        }
+    };
+    Ok(CausalConv { weights, slot: slots.next() })
 }
 
 fn pointwise(loader: &Loader<'_>, stem: &str, inputs: usize, outputs: usize) -> Result<ConvWeights, VaeError> {
@@ -105,9 +192,9 @@ fn pointwise(loader: &Loader<'_>, stem: &str, inputs: usize, outputs: usize) -> 
 fn residual(
     loader: &Loader<'_>,
     slots: &mut Slots,
+    path: DecoderPath,
     stem: &str,
-    inputs: usize,
-    outputs: usize,
+    (inputs, outputs): (usize, usize),
 ) -> Result<Residual, VaeError> {
     let shortcut = if inputs == outputs {
         None
@@ -118,9 +205,9 @@ fn residual(
         inputs,
         outputs,
         norm1: loader.values(&format!("{stem}.norm1.gamma"), &[inputs])?,
-        conv1: causal(loader, slots, &format!("{stem}.conv1"), inputs, outputs)?,
+        conv1: causal(loader, slots, path, &format!("{stem}.conv1"), (inputs, outputs))?,
         norm2: loader.values(&format!("{stem}.norm2.gamma"), &[outputs])?,
-        conv2: causal(loader, slots, &format!("{stem}.conv2"), outputs, outputs)?,
+        conv2: causal(loader, slots, path, &format!("{stem}.conv2"), (outputs, outputs))?,
         shortcut,
     })
 }
@@ -148,8 +235,10 @@ fn upsampler(
         let (weight, bias) = loader.filter(&format!("{stem}.time_conv"), shape)?;
         let half = FilterShape { outputs: channels, ..shape };
         let (first, second) = weight.split_at(half.elements());
-        let halves =
-            [ConvWeights::new(half, first, &bias[..channels])?, ConvWeights::new(half, second, &bias[channels..])?];
+        let halves = [
+            Filter::Float(ConvWeights::new(half, first, &bias[..channels])?),
+            Filter::Float(ConvWeights::new(half, second, &bias[channels..])?),
+        ];
         Some(TimeConv { halves, slot: slots.next() })
     } else {
         None
@@ -166,13 +255,21 @@ impl VaeDecoder {
     /// # Errors
     /// Files that cannot be read, a config that makes no decoder, tensors missing or of another shape (by name).
     pub fn open(path: &Path) -> Result<VaeDecoder, VaeError> {
+        VaeDecoder::open_on(path, DecoderPath::F32)
+    }
+
+    /// The same, computing in `on`.
+    ///
+    /// # Errors
+    /// As [`VaeDecoder::open`].
+    pub fn open_on(path: &Path, on: DecoderPath) -> Result<VaeDecoder, VaeError> {
         let path = locate(path);
         let checkpoint = Checkpoint::open(&path, &[])?;
         let config = match checkpoint.config() {
             Some(config) => VaeConfig::from_json(config, &path.join("config.json"))?,
             None => VaeConfig::default(),
         };
-        VaeDecoder::load(&checkpoint, config, &path)
+        VaeDecoder::load_on(&checkpoint, config, &path, on)
     }
 
     /// Reads the decoder's tensors from an open checkpoint; `path` is named in errors.
@@ -180,6 +277,19 @@ impl VaeDecoder {
     /// # Errors
     /// As [`VaeDecoder::open`].
     pub fn load(checkpoint: &Checkpoint, config: VaeConfig, path: &Path) -> Result<VaeDecoder, VaeError> {
+        VaeDecoder::load_on(checkpoint, config, path, DecoderPath::F32)
+    }
+
+    /// The same, computing in `on`.
+    ///
+    /// # Errors
+    /// As [`VaeDecoder::open`].
+    pub fn load_on(
+        checkpoint: &Checkpoint,
+        config: VaeConfig,
+        path: &Path,
+        on: DecoderPath,
+    ) -> Result<VaeDecoder, VaeError> {
         let loader = Loader::new(checkpoint, path, config.num_res_blocks)?;
         let mut slots = Slots::default();
         let middle = config.middle();
@@ -190,11 +300,11 @@ impl VaeDecoder {
             ));
         }
         let post_quant = pointwise(&loader, "post_quant_conv", config.z_dim, config.z_dim)?;
-        let conv_in = causal(&loader, &mut slots, "decoder.conv_in", config.z_dim, middle)?;
+        let conv_in = causal(&loader, &mut slots, DecoderPath::F32, "decoder.conv_in", (config.z_dim, middle))?;
         let middle = (
-            residual(&loader, &mut slots, "decoder.mid_block.resnets.0", middle, middle)?,
+            residual(&loader, &mut slots, on, "decoder.mid_block.resnets.0", (middle, middle))?,
             attention(&loader, "decoder.mid_block.attentions.0", middle)?,
-            residual(&loader, &mut slots, "decoder.mid_block.resnets.1", middle, middle)?,
+            residual(&loader, &mut slots, on, "decoder.mid_block.resnets.1", (middle, middle))?,
         );
         let mut levels = Vec::new();
         for (number, level) in config.levels().into_iter().enumerate() {
@@ -203,7 +313,7 @@ impl VaeDecoder {
             for block in 0..=config.num_res_blocks {
                 let inputs = if block == 0 { level.inputs } else { level.channels };
                 let stem = format!("{stem}.resnets.{block}");
-                residuals.push(residual(&loader, &mut slots, &stem, inputs, level.channels)?);
+                residuals.push(residual(&loader, &mut slots, on, &stem, (inputs, level.channels))?);
             }
             let upsampler = if level.is_upsampled {
                 let stem = format!("{stem}.upsamplers.0");
@@ -224,9 +334,10 @@ impl VaeDecoder {
             return Err(VaeError::config(path, reason));
         }
         let norm_out = loader.values("decoder.norm_out.gamma", &[config.base_dim * config.dim_mult[0]])?;
-        let conv_out = causal(&loader, &mut slots, "decoder.conv_out", norm_out.len(), 3)?;
+        let conv_out = causal(&loader, &mut slots, DecoderPath::F32, "decoder.conv_out", (norm_out.len(), 3))?;
         Ok(VaeDecoder {
             layout: loader.layout(),
+            path: on,
             config,
             post_quant,
             conv_in,
@@ -246,6 +357,11 @@ impl VaeDecoder {
     /// Names that the checkpoint uses.
     pub fn layout(&self) -> Layout {
         self.layout
+    }
+
+    /// What its residual blocks compute in.
+    pub fn path(&self) -> DecoderPath {
+        self.path
     }
 
     /// Histories that a clip keeps (two frames each).
@@ -274,7 +390,7 @@ impl VaeDecoder {
         let levels = self.levels.iter().map(|level| {
             let blocks: usize = level.residuals.iter().map(residual).sum();
             let upsampler = level.upsampler.as_ref().map_or(0, |upsampler| {
-                let time = upsampler.time.as_ref().map_or(0, |time| time.halves.iter().map(ConvWeights::bytes).sum());
+                let time = upsampler.time.as_ref().map_or(0, |time| time.halves.iter().map(Filter::bytes).sum());
                 upsampler.resample.bytes() + time
             });
             blocks + upsampler
@@ -283,10 +399,9 @@ impl VaeDecoder {
             + levels.sum::<usize>()
             + residual(&self.middle.0)
             + residual(&self.middle.2)
-            + [&self.post_quant, &self.conv_in.weights, &self.conv_out.weights]
-                .map(ConvWeights::bytes)
-                .iter()
-                .sum::<usize>()
+            + self.post_quant.bytes()
+            + self.conv_in.weights.bytes()
+            + self.conv_out.weights.bytes()
     }
 
     /// A clip of latents of `height` × `width`: empty histories.

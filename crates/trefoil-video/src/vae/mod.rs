@@ -9,11 +9,12 @@ mod decoder;
 mod error;
 mod latent;
 mod load;
+mod map;
 mod session;
 mod tiles;
 
 pub use config::VaeConfig;
-pub use decoder::VaeDecoder;
+pub use decoder::{DecoderPath, VaeDecoder};
 pub use error::VaeError;
 pub use latent::Latent;
 pub use load::Layout;

@@ -7,7 +7,8 @@
 //! The time convolutions differ (Wan2.1's "Rep" marker): the first frame of a clip skips them **and** does not enter their
 //! history, so the second frame sees zeros, not the first frame.
 
-use super::decoder::{Attention, CausalConv, Residual, Upsampler, VaeDecoder};
+use super::decoder::{Attention, CausalConv, Filter, Residual, Upsampler, VaeDecoder};
+use super::map::{History, Map};
 use super::{Latent, VaeError};
 use crate::output::VideoFrame;
 use serde::Serialize;
@@ -36,28 +37,6 @@ impl DecoderMemory {
         self.weights + self.history + self.working
     }
 }
-
-/// A feature map; without values where only memory is counted.
-#[derive(Debug)]
-struct Map {
-    height: usize,
-    width: usize,
-    channels: usize,
-    frame: Option<Frame>,
-}
-
-impl Map {
-    fn bytes(&self) -> usize {
-        Frame::elements(self.height, self.width, self.channels) * size_of::<f32>()
-    }
-
-    fn is(&self, height: usize, width: usize, channels: usize) -> bool {
-        (self.height, self.width, self.channels) == (height, width, channels)
-    }
-}
-
-/// The last two frames that a causal convolution saw, older first.
-type History = [Option<Map>; 2];
 
 /// A clip being decoded. Latent frames go in with [`DecoderSession::push`], video frames come out.
 #[derive(Debug)]
@@ -174,10 +153,10 @@ impl<'d> DecoderSession<'d> {
         let channels = decoder.config().z_dim;
         self.count.out = 0;
         // The latent and its 1 × 1 convolution are the caller's size, not a level's: made here, dropped here.
-        let latent = Map { height, width, channels, frame: latent };
+        let latent = Map::of_values(height, width, channels, latent);
         let quantised = self.take(height, width, channels, kernels.is_some());
         let quantised = self.conv_into(kernels, &decoder.post_quant, &latent, quantised)?;
-        let middle = decoder.conv_in.weights.shape().outputs;
+        let middle = decoder.conv_in.weights.outputs();
         let x = self.take(height, width, middle, kernels.is_some());
         let mut x = self.causal(kernels, &decoder.conv_in, quantised, x, false)?;
         x = self.residual(kernels, &decoder.middle.0, x)?;
@@ -233,12 +212,12 @@ impl<'d> DecoderSession<'d> {
     /// The last norm and convolution: a video frame.
     fn head(&mut self, kernels: Option<&Kernels>, x: Map) -> Result<(), VaeError> {
         let decoder = self.decoder;
-        let normed = self.norm(kernels, &decoder.norm_out, &x)?;
+        let normed = self.norm(kernels, &decoder.norm_out, &x, false)?;
         self.spares.push(x);
         let rgb = self.take(normed.height, normed.width, 3, kernels.is_some());
         let rgb = self.causal(kernels, &decoder.conv_out, normed, rgb, false)?;
         self.count.out += rgb.height * rgb.width * 3 * size_of::<f32>();
-        if let Some(frame) = &rgb.frame {
+        if let Some(frame) = rgb.values() {
             let rows = (0..rgb.height).flat_map(|y| frame.row(y)).copied().collect();
             self.out.push(VideoFrame::from_signed(rgb.height, rgb.width, rows));
         }
@@ -249,10 +228,10 @@ impl<'d> DecoderSession<'d> {
     fn residual(&mut self, kernels: Option<&Kernels>, block: &Residual, x: Map) -> Result<Map, VaeError> {
         let (height, width, has_data) = (x.height, x.width, kernels.is_some());
         debug_assert_eq!(x.channels, block.inputs, "channels of a residual block");
-        let normed = self.norm(kernels, &block.norm1, &x)?;
+        let normed = self.norm(kernels, &block.norm1, &x, block.conv1.weights.is_int8())?;
         let inner = self.take(height, width, block.outputs, has_data);
         let inner = self.causal(kernels, &block.conv1, normed, inner, false)?;
-        let normed = self.norm(kernels, &block.norm2, &inner)?;
+        let normed = self.norm(kernels, &block.norm2, &inner, block.conv2.weights.is_int8())?;
         self.spares.push(inner);
         let base = match &block.shortcut {
             None => x,
@@ -269,8 +248,8 @@ impl<'d> DecoderSession<'d> {
     fn attention(&mut self, kernels: Option<&Kernels>, weights: &Attention, mut x: Map) -> Result<Map, VaeError> {
         let (pixels, channels) = (x.height * x.width, weights.channels);
         self.count.attention = 4 * pixels * channels * size_of::<f32>();
-        let normed = self.norm(kernels, &weights.norm, &x)?;
-        if let (Some(kernels), Some(x), Some(frame)) = (kernels, &mut x.frame, &normed.frame) {
+        let normed = self.norm(kernels, &weights.norm, &x, false)?;
+        if let (Some(kernels), Some(x), Some(frame)) = (kernels, x.values_mut(), normed.values()) {
             self.pixels.resize(pixels * channels, 0.0);
             self.projections.resize(3 * pixels * channels, 0.0);
             for (y, row) in self.pixels.chunks_exact_mut(normed.width * channels).enumerate() {
@@ -305,15 +284,18 @@ impl<'d> DecoderSession<'d> {
         Ok(x)
     }
 
-    /// `SiLU` follows every norm but the attention's.
-    fn norm(&mut self, kernels: Option<&Kernels>, gain: &[f32], x: &Map) -> Result<Map, VaeError> {
+    /// `SiLU` follows every norm but the attention's. As codes where an INT8 convolution comes next.
+    fn norm(&mut self, kernels: Option<&Kernels>, gain: &[f32], x: &Map, is_coded: bool) -> Result<Map, VaeError> {
         let activation = if std::ptr::eq(gain, self.decoder.middle.1.norm.as_slice()) {
             Activation::Identity
         } else {
             Activation::Silu
         };
-        let mut out = self.take(x.height, x.width, x.channels, kernels.is_some());
-        if let (Some(kernels), Some(x), Some(out)) = (kernels, &x.frame, &mut out.frame) {
+        let mut out = self.take_as(is_coded, (x.height, x.width, x.channels), kernels.is_some());
+        let (Some(kernels), Some(x)) = (kernels, x.values()) else { return Ok(out) };
+        if let Some(codes) = out.codes_mut() {
+            kernels.pixel_norm_codes(x, gain, codes, &mut self.workspace)?;
+        } else if let Some(out) = out.values_mut() {
             kernels.pixel_norm(x, gain, activation, out, &mut self.workspace)?;
         }
         Ok(out)
@@ -328,7 +310,7 @@ impl<'d> DecoderSession<'d> {
         mut out: Map,
     ) -> Result<Map, VaeError> {
         self.count.scratch = self.count.scratch.max(weights.scratch_bytes(x.height, x.width));
-        if let (Some(kernels), Some(x), Some(out)) = (kernels, &x.frame, &mut out.frame) {
+        if let (Some(kernels), Some(x), Some(out)) = (kernels, x.values(), out.values_mut()) {
             kernels.conv(&[Some(x)], weights, ConvSink::Store(out), &mut self.workspace)?;
         }
         Ok(out)
@@ -351,18 +333,26 @@ impl<'d> DecoderSession<'d> {
     fn with_history(
         &mut self,
         kernels: Option<&Kernels>,
-        weights: &ConvWeights,
+        filter: &Filter,
         slot: usize,
         x: &Map,
         mut out: Map,
         is_added: bool,
     ) -> Result<Map, VaeError> {
-        self.count.scratch = self.count.scratch.max(weights.scratch_bytes(x.height, x.width));
-        if let (Some(kernels), Some(x), Some(out)) = (kernels, &x.frame, &mut out.frame) {
-            let [older, newer] =
-                self.histories[slot].each_ref().map(|entry| entry.as_ref().and_then(|map| map.frame.as_ref()));
+        self.count.scratch = self.count.scratch.max(filter.scratch_bytes(x.height, x.width));
+        if let (Some(kernels), Some(out)) = (kernels, out.values_mut()) {
+            let [older, newer] = self.histories[slot].each_ref().map(Option::as_ref);
             let sink = if is_added { ConvSink::Add(out) } else { ConvSink::Store(out) };
-            kernels.conv(&[older, newer, Some(x)], weights, sink, &mut self.workspace)?;
+            match filter {
+                Filter::Float(weights) => {
+                    let frames = [older, newer, Some(x)].map(|map| map.and_then(Map::values));
+                    kernels.conv(&frames, weights, sink, &mut self.workspace)?;
+                }
+                Filter::Int8(weights) => {
+                    let frames = [older, newer, Some(x)].map(|map| map.and_then(Map::codes));
+                    kernels.conv_int8(&frames, weights, sink, &mut self.workspace)?;
+                }
+            }
         }
         Ok(out)
     }
@@ -375,11 +365,15 @@ impl<'d> DecoderSession<'d> {
 
     /// A frame to be overwritten: one that is free, else a new one.
     fn take(&mut self, height: usize, width: usize, channels: usize, has_data: bool) -> Map {
-        if let Some(at) = self.spares.iter().position(|map| map.is(height, width, channels)) {
+        self.take_as(false, (height, width, channels), has_data)
+    }
+
+    /// The same, of values or of codes.
+    fn take_as(&mut self, is_coded: bool, extent: (usize, usize, usize), has_data: bool) -> Map {
+        if let Some(at) = self.spares.iter().position(|map| map.is(is_coded, extent)) {
             return self.spares.swap_remove(at);
         }
-        let frame = has_data.then(|| Frame::new(height, width, channels));
-        let map = Map { height, width, channels, frame };
+        let map = Map::new(is_coded, extent, has_data);
         self.count.frames += map.bytes();
         map
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use trefoil_report::format;
 use trefoil_video::output::{ClipMetadata, ClipWriter, ContactSheet, VideoFrame};
-use trefoil_video::vae::{DecoderMemory, Latent, TileLayout, VaeDecoder, VaeError};
+use trefoil_video::vae::{DecoderMemory, DecoderPath, Latent, TileLayout, VaeDecoder, VaeError};
 
 /// `trefoil video decode`.
 #[derive(Debug, Args)]
@@ -39,6 +39,9 @@ pub struct DecodeArgs {
     /// Latent pixels from one tile to the next; tiles overlap by the rest and are blended [default: 3/4 of the tile]
     #[arg(long, value_name = "PIXELS", requires = "tile")]
     pub tile_stride: Option<usize>,
+    /// What the decoder computes in: f32, or int8 for less memory and time
+    #[arg(long, value_name = "PATH", default_value_t = DecoderPath::F32)]
+    pub vae_path: DecoderPath,
     /// Prompt to note in the clip [default: what the latent's file says]
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<String>,
@@ -61,7 +64,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
         &[args.latent.path.clone(), args.model.clone()],
     )?;
     context::check_writable(args.contact_sheet.as_deref())?;
-    let decoder = VaeDecoder::open(&args.model)?;
+    let decoder = VaeDecoder::open_on(&args.model, args.vae_path)?;
     let latent = Latent::read(&args.latent.path, &args.latent.key)?;
     let latent = if args.denormalised { latent } else { latent.denormalise(decoder.config())? };
     let tiles = match args.tile {
@@ -194,7 +197,7 @@ fn metadata(args: &DecodeArgs, tiles: Option<&TileLayout>) -> ClipMetadata {
         prompt: args.prompt.clone().or_else(|| note("prompt")),
         seed: args.seed.or_else(|| note("seed").and_then(|seed| seed.parse().ok())),
         numeric_path: note("numeric_path").map_or_else(String::new, |path| format!("{path}, "))
-            + "decoder f32"
+            + &format!("decoder {}", args.vae_path)
             + &tiles,
         plan: note("plan"),
         source: Some(format!("{}:{}", args.latent.path.display(), args.latent.key)),

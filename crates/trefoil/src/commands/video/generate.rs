@@ -10,7 +10,7 @@ use crate::context::{self, cache_dir, print, print_json, stop_flag};
 use crate::error::CliError;
 use clap::Args;
 use serde_json::json;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -21,7 +21,7 @@ use trefoil_report::format;
 use trefoil_video::config::PATCH;
 use trefoil_video::noise::torch_normals;
 use trefoil_video::output::{ClipMetadata, ClipReport, ClipWriter, ContactSheet};
-use trefoil_video::vae::{Latent, VaeConfig, VaeDecoder, VaeError};
+use trefoil_video::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder, VaeError};
 use trefoil_video::{Clip, DenoiseReport, Tensor, VideoPackOptions, pack_video};
 
 /// Frames, size and rate where neither the command line nor the model folder says any: the stock pipeline's.
@@ -63,6 +63,9 @@ pub struct GenerateArgs {
     /// First block execution of the second engine; auto measures both engines while both run
     #[arg(long, value_name = "K|auto", default_value = "auto")]
     pub cut: CutArg,
+    /// What the decoder computes in: f32, or int8 for less memory and time
+    #[arg(long, value_name = "PATH", default_value_t = DecoderPath::F32)]
+    pub vae_path: DecoderPath,
     /// Also write a contact sheet
     #[arg(long, value_name = "SHEET.png")]
     pub contact_sheet: Option<PathBuf>,
@@ -79,6 +82,19 @@ pub struct GenerateArgs {
 pub struct SizeArg {
     width: usize,
     height: usize,
+}
+
+impl SizeArg {
+    /// A video of this size.
+    pub(super) fn video(self, frames: usize) -> Size {
+        Size { frames, width: self.width, height: self.height, fps: STOCK.fps }
+    }
+}
+
+impl fmt::Display for SizeArg {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}×{}", self.width, self.height)
+    }
 }
 
 impl FromStr for SizeArg {
@@ -105,16 +121,27 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// What the command line says, else the model folder's sampler file, else the stock pipeline's.
+    /// What the command line says, else the model folder.
     pub(super) fn of(model: &Path, size: Option<SizeArg>, frames: Option<usize>, fps: Option<u32>) -> Self {
+        let told = Self::of_folder(model);
+        Self {
+            frames: frames.unwrap_or(told.frames),
+            width: size.map_or(told.width, |size| size.width),
+            height: size.map_or(told.height, |size| size.height),
+            fps: fps.unwrap_or(told.fps),
+        }
+    }
+
+    /// What the model folder's sampler file says, else the stock pipeline's.
+    pub(super) fn of_folder(model: &Path) -> Self {
         let text = std::fs::read_to_string(model.join("scheduler/sampler.json")).unwrap_or_default();
         let sampler: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         let told = |key: &str, stock: usize| sampler[key].as_u64().map_or(stock, |value| value as usize);
         Self {
-            frames: frames.unwrap_or_else(|| told("num_frames", STOCK.frames)),
-            width: size.map_or_else(|| told("width", STOCK.width), |size| size.width),
-            height: size.map_or_else(|| told("height", STOCK.height), |size| size.height),
-            fps: fps.unwrap_or_else(|| told("fps", STOCK.fps as usize) as u32),
+            frames: told("num_frames", STOCK.frames),
+            width: told("width", STOCK.width),
+            height: told("height", STOCK.height),
+            fps: told("fps", STOCK.fps as usize) as u32,
         }
     }
 
@@ -129,7 +156,8 @@ impl Size {
             )));
         }
         if self.frames % time != 1 % time {
-            let (below, above) = (self.frames / time * time + 1, self.frames.div_ceil(time) * time + 1);
+            let below = self.frames.saturating_sub(1) / time * time + 1;
+            let above = below + time;
             return Err(CliError::Usage(format!(
                 "{} frames; the decoder makes one more than a multiple of {time}, like {below} or {above}",
                 self.frames
@@ -190,7 +218,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
         size,
         latent,
         &decoding,
-        &metadata(format!("{}, decoder f32", paths.join("/")), Some(plan.clone())),
+        &metadata(format!("{}, decoder {}", paths.join("/"), args.vae_path), Some(plan.clone())),
     )?;
     seconds.decode = start.elapsed().as_secs_f64();
     let warning = clip.health.warning();
@@ -327,7 +355,7 @@ fn decoded(
     kernels: &Kernels,
     metadata: &ClipMetadata,
 ) -> Result<ClipReport, CliError> {
-    let decoder = VaeDecoder::open(&args.model)?;
+    let decoder = VaeDecoder::open_on(&args.model, args.vae_path)?;
     let latent = latent.denormalise(decoder.config())?;
     check_memory(&decoder.memory(latent.height(), latent.width(), kernels.pool().threads())?, false)?;
     let mut clip = ClipWriter::create(&args.output, (size.height, size.width), size.frames, metadata.clone())?;

@@ -2,10 +2,12 @@
 
 mod bench;
 pub mod decode;
+pub mod decoder;
 mod denoise;
 pub mod encode;
 pub mod generate;
 mod lanes;
+pub mod quality;
 mod rates;
 mod shared;
 pub mod stream;

@@ -1,5 +1,9 @@
 //! Models with random weights, for benches: true shapes need no download.
 
+mod vae;
+
+pub use vae::write_vae_decoder;
+
 use crate::VideoError;
 use crate::config::DitConfig;
 use crate::noise::torch_normals;
