@@ -281,7 +281,11 @@ impl Job {
         }
     }
 
-    fn write(&self) -> Result<(), JobError> {
+    /// Writes the file anew, as after each clip.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write(&self) -> Result<(), JobError> {
         let path = self.folder.join(JOB_FILE);
         let mut text = serde_json::to_vec_pretty(&self.state)
             .map_err(|error| JobError::io("write", &path)(io::Error::other(error)))?;

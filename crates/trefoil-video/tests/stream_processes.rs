@@ -5,8 +5,8 @@ mod support;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::{Random, SmallModel, bits, kernels};
 use trefoil_video::engine::{EngineSpec, allowed_cores};
@@ -199,37 +199,27 @@ fn killed_workers_lose_no_clip_and_change_none() {
 #[test]
 fn a_worker_that_dies_again_and_again_is_an_error_and_finished_clips_stay() {
     let case = Case::new(4, None);
-    let (mut lanes, status) = case.lanes_in_processes(&[NumericPath::W8a16; 2]);
-    let (begin, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let failed = Mutex::new(None);
-    let latents = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut last = None;
-            while !is_over.load(Ordering::Acquire) {
-                let pid = status[0].pid();
-                if begin.load(Ordering::Acquire) && pid.is_some() && pid != last {
-                    kill(&status[0]);
-                    last = pid;
-                }
-                std::thread::sleep(Duration::from_micros(50));
-            }
-        });
-        // From the first block of the third clip on, whoever runs on the first engine is killed at once.
-        let (_, stopped, latents) = case.run(&mut lanes, 7, &|clip, done| {
-            if clip == 2 && done == 1 {
-                begin.store(true, Ordering::Release);
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        });
-        is_over.store(true, Ordering::Release);
-        *failed.lock().unwrap() = stopped;
-        latents
+    let folder = tempfile::tempdir().unwrap();
+    // A worker that starts as ever until the mark is there, and ends at once from then on.
+    let mark = folder.path().join("mark");
+    let script =
+        format!("[ -e '{}' ] && exit 3; exec '{}'", mark.display(), env!("CARGO_BIN_EXE_trefoil-video-worker"));
+    let command = WorkerCommand { program: PathBuf::from("/bin/sh"), arguments: vec!["-c".into(), script.into()] };
+    let start = |number: usize| {
+        ProcessEngine::lane(&command, &spec(number), NumericPath::W8a16, &case.shared, &case.model).unwrap()
+    };
+    let (mut lanes, status): (Vec<Lane>, Vec<Arc<ProcessStatus>>) = (0..2).map(start).unzip();
+    let (_, stopped, latents) = case.run(&mut lanes, 7, &|clip, done| {
+        if (clip, done) == (2, 1) {
+            std::fs::write(&mark, b"").unwrap();
+            assert!(kill(&status[0]));
+        }
     });
-    let message = failed.lock().unwrap().take().expect("it cannot succeed").to_string();
-    assert!(
-        message.contains("its process died 5 times at block 1 of step 0 (") && !message.contains('\n'),
-        "{message}"
-    );
+    let message = stopped.expect("it cannot succeed").to_string();
+    assert!(message.contains("its process died 5 times at block 1 of step 0 (exit code 3)"), "{message}");
+    assert!(message.contains("engine `cpu@") && !message.contains('\n'), "{message}");
+    let reasons: Vec<String> = status[0].deaths().into_iter().map(|death| death.reason).collect();
+    assert_eq!((reasons.len(), reasons[0].as_str(), status[0].pid()), (5, "killed by signal 9", None));
     assert_eq!(latents.keys().copied().collect::<Vec<_>>(), [0, 1], "clips before it are finished");
 }
 

@@ -367,6 +367,11 @@ fn a_stream_is_written_clip_by_clip_and_goes_on_where_it_stopped() {
     std::fs::remove_file(space.path("out/clip-0003.safetensors")).unwrap();
     let report = run("out", "5", &[]);
     assert_eq!((report["skipped"].as_u64(), files("out").len()), (Some(4), 6), "{report:#}");
+    // A decoder of another model is refused before anything is made.
+    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/demo-model").display().to_string();
+    let foreign = ["video", "stream", "a.trefoil", "--text", "prompts.safetensors", "--decoder", &demo, "-o", "new"];
+    assert!(space.fails(foreign, 2).contains("latents of 16 channels and the transformer makes 4"));
+    assert!(!space.path("new").exists());
     // Another job does not go on in the same folder.
     let other = ["video", "stream", "a.trefoil", "--text", "prompts.safetensors", "--latent", "1,4,4", "-o", "out"];
     assert!(space.fails(other, 2).contains("another job"));

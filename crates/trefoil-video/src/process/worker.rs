@@ -1,7 +1,7 @@
 //! A worker's life: set up once, then run what it is told until the owner goes.
 
 use super::channel::{receive, send};
-use super::slot::{Slot, SlotLayout};
+use super::slot::Slot;
 use super::{Order, PROTOCOL, Reply, Setup};
 use crate::calibrate::Calibration;
 use crate::denoise::{Clip, Event, Lane};
@@ -68,9 +68,9 @@ fn serve(socket: &UnixStream) -> Result<(), Ended> {
     if setup.protocol != PROTOCOL {
         return Err(refuse("the owner is another version of trefoil").into());
     }
-    let mut lane = open_lane(socket, &setup)?;
-    match setup.slot {
-        Some(layout) => carry(socket, &mut lane, layout),
+    let (mut lane, slot) = set_up(socket, &setup)?;
+    match slot {
+        Some(slot) => carry(socket, &mut lane, &slot),
         None => super::engine::serve(socket, &mut lane).map_err(|error| match error {
             super::engine::Stopped::OwnerGone => Ended::OwnerGone,
             super::engine::Stopped::Failed(error) => Ended::Failed(error),
@@ -79,10 +79,7 @@ fn serve(socket: &UnixStream) -> Result<(), Ended> {
 }
 
 /// Carries one clip from order to order.
-fn carry(socket: &UnixStream, lane: &mut Lane, layout: SlotLayout) -> Result<(), Ended> {
-    let slot = receive_regions(socket, &Expectation::default(), SHARING).map_err(VideoError::from)?.regions;
-    let [slot] = <[_; 1]>::try_from(slot).map_err(|_| refuse("the owner passed more than one slot"))?;
-    let slot = Slot::over(slot, layout)?;
+fn carry(socket: &UnixStream, lane: &mut Lane, slot: &Slot) -> Result<(), Ended> {
     let model = Arc::clone(lane.model());
     let (noise, text, negative) = (slot.noise()?, slot.text(0)?, slot.text(1)?);
     let text = text.ok_or_else(|| refuse("the clip has no text"))?;
@@ -117,8 +114,8 @@ fn carry(socket: &UnixStream, lane: &mut Lane, layout: SlotLayout) -> Result<(),
     }
 }
 
-/// Opens the model over the owner's regions.
-fn open_lane(socket: &UnixStream, setup: &Setup) -> Result<Lane, VideoError> {
+/// Opens the model over the owner's regions, and the slot of a clip to carry.
+fn set_up(socket: &UnixStream, setup: &Setup) -> Result<(Lane, Option<Slot>), VideoError> {
     let mut packed: Option<Model> = None;
     let mut references: Option<Model> = None;
     for artefact in &setup.artefacts {
@@ -132,11 +129,20 @@ fn open_lane(socket: &UnixStream, setup: &Setup) -> Result<Lane, VideoError> {
         }
         packed = Some(join(packed, model, setup)?);
     }
+    // All that the owner passes is taken before anything is refused, so that it listens for the refusal.
+    let slot = match setup.slot {
+        None => None,
+        Some(layout) => {
+            let slot = receive_regions(socket, &Expectation::default(), SHARING)?.regions;
+            let [slot] = <[_; 1]>::try_from(slot).map_err(|_| refuse("the owner passed more than one slot"))?;
+            Some(Slot::over(slot, layout)?)
+        }
+    };
     let model = references.or(packed).ok_or_else(|| refuse("the owner named no artefact"))?;
     let model = Arc::new(model.with_sampler(setup.sampler.clone())?);
     let calibration = setup.calibration.as_ref().map(|bits| Arc::new(Calibration::from_bits(bits)));
     let spec: EngineSpec = setup.engine.parse()?;
-    Lane::open(&spec, &model, setup.path, calibration.as_ref())
+    Ok((Lane::open(&spec, &model, setup.path, calibration.as_ref())?, slot))
 }
 
 fn join(first: Option<Model>, model: Model, setup: &Setup) -> Result<Model, VideoError> {

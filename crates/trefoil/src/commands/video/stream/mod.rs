@@ -170,7 +170,12 @@ fn prepare(
         let [_, _, frames, rows, columns] = source.shape;
         let folder = job.map_or_else(std::env::temp_dir, |job| job.folder().to_owned());
         let check = || keep_going(0, blocks);
-        let mut stage = || source.stage.time(&kernels, [frames, rows, columns], &folder, &check);
+        let mut stage = || {
+            let ms = source.stage.time(&kernels, [frames, rows, columns], &folder, &check)?;
+            let begun = Instant::now();
+            job.map_or(Ok(()), Job::write)?;
+            Ok(ms + begun.elapsed().as_secs_f64() * 1e3)
+        };
         Some(measure_last_stage(&mut stage, Some((&mut open.lanes[0], &clip, &first.noise)), &check)?)
     } else {
         None

@@ -135,6 +135,7 @@ pub fn from_prompts(args: &StreamArgs, file: &Path) -> Result<Source, CliError> 
     let artefact = artefact(&args.model, args.artefact.as_deref(), args.cache.as_deref())?;
     let model = Model::open(&artefact)?;
     let shape = [1, model.config().channels, frames, rows, columns];
+    stage.check(model.config().channels)?;
     needs.extend(memory::of_engines(args, &model, &artefact, shape));
     memory::check(&needs)?;
     let has_guidance = model.sampler().branches() > 1;
@@ -256,6 +257,7 @@ pub fn from_texts(args: &StreamArgs, text: &str) -> Result<Source, CliError> {
             Stage::Decode(Box::new(Decoding { decoder, size, format }))
         }
     };
+    stage.check(model.config().channels)?;
     let mut needs = stage.needs([frames, rows, columns])?;
     needs.extend(memory::of_engines(args, &model, &args.model, shape));
     memory::check(&needs)?;

@@ -46,6 +46,17 @@ pub struct Outputs {
 }
 
 impl Stage {
+    /// Refuses a decoder that cannot take the transformer's latents.
+    pub fn check(&self, channels: usize) -> Result<(), CliError> {
+        match self {
+            Stage::Decode(decoding) if decoding.decoder.config().z_dim != channels => Err(CliError::Usage(format!(
+                "the decoder takes latents of {} channels and the transformer makes {channels}; is it this model's decoder?",
+                decoding.decoder.config().z_dim
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// The decoder's memory for latents of `[frames, height, width]`.
     pub fn needs(&self, [_, height, width]: [usize; 3]) -> Result<Vec<Need>, CliError> {
         let Stage::Decode(decoding) = self else { return Ok(Vec::new()) };
@@ -190,13 +201,20 @@ impl Decoding {
         let path = probe.path().join(self.format.file("probe"));
         let pictures: Vec<VideoFrame> = (0..timed).map(|number| test_picture(number, height, width)).collect();
         let begun = Instant::now();
-        let mut clip = ClipWriter::create(&path, (height, width), timed, metadata)?;
+        let mut clip = ClipWriter::create(&path, (height, width), timed, metadata.clone())?;
         for picture in &pictures {
             clip.push(picture)?;
         }
         clip.finish()?;
-        let ms = begun.elapsed().as_secs_f64() * 1e3;
-        Ok(ms * frames as f64 / timed as f64)
+        let clip_ms = begun.elapsed().as_secs_f64() * 1e3;
+        // A strip has as many frames whatever the clip's length.
+        let begun = Instant::now();
+        let mut strip = ClipStrip::new(height, width, timed);
+        for picture in &pictures {
+            strip.push(picture);
+        }
+        strip.write(&probe.path().join("strip.png"), &metadata)?;
+        Ok(clip_ms * frames as f64 / timed as f64 + begun.elapsed().as_secs_f64() * 1e3)
     }
 }
 
