@@ -4,22 +4,22 @@ use crate::costs::Model;
 use crate::json::{Reader, text};
 use crate::machine::{Class, Machine};
 use crate::schedule::{Schedule, Work};
-use crate::{CheckError, close_above};
+use crate::{CheckError, close_above, priced, search};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const CERTIFICATE: Reader = Reader("certificate");
 
 /// What all proofs need.
-struct Ground<'a> {
-    models: &'a [Model],
-    machine: &'a Machine,
+pub struct Ground<'a> {
+    pub models: &'a [Model],
+    pub machine: &'a Machine,
     per_ms: &'a [f64],
     schedule: &'a Schedule,
     /// Whether the bound is over plans of one task per operator, each at its isolated cost.
-    operator_costs: bool,
+    pub operator_costs: bool,
     /// Whether units slow each other down: a stream's period counts no slowdown.
-    contention: bool,
+    pub contention: bool,
 }
 
 impl Ground<'_> {
@@ -31,6 +31,16 @@ impl Ground<'_> {
         let factor = classes.into_iter().map(|class| self.machine.least_factor(unit, class)).fold(1.0, f64::min);
         let least = self.least(model, operator, unit);
         if least.is_finite() { least * factor } else { f64::INFINITY }
+    }
+
+    /// Least milliseconds that a segment costs on a unit beyond the least of each of its operators; nothing where every
+    /// operator is alone.
+    fn begins(&self, number: usize, unit: usize) -> f64 {
+        if self.operator_costs {
+            return 0.0;
+        }
+        let least = |class| self.machine.least_factor(unit, class);
+        self.models[number].least_start(unit) * least(Class::Compute).min(least(Class::Memory))
     }
 
     /// Least milliseconds to hand an operator's model outputs over from a unit.
@@ -89,7 +99,7 @@ impl Ground<'_> {
     }
 
     /// Least milliseconds that an operator can add to a plan when it runs on the unit, undisturbed.
-    fn least(&self, model: usize, operator: usize, unit: usize) -> f64 {
+    pub fn least(&self, model: usize, operator: usize, unit: usize) -> f64 {
         let model = &self.models[model];
         if !model.possible(operator, unit) {
             return f64::INFINITY;
@@ -101,13 +111,19 @@ impl Ground<'_> {
         }
     }
 
-    fn units(&self) -> usize {
+    pub fn units(&self) -> usize {
         self.machine.units.len()
     }
 
     /// How often each model is executed.
-    fn executions(&self, model: usize) -> f64 {
+    pub fn executions(&self, model: usize) -> f64 {
         self.schedule.computed_by.keys().filter(|of| of.0 == model).count() as f64
+    }
+
+    /// How many items of a model there are; an item may repeat it.
+    pub fn items(&self, model: usize) -> f64 {
+        let items = self.schedule.computed_by.keys().filter(|of| of.0 == model).map(|of| of.1);
+        items.collect::<BTreeSet<_>>().len() as f64
     }
 }
 
@@ -136,15 +152,20 @@ pub fn verify(
     let ground = Ground { models, machine, per_ms, schedule, operator_costs, contention: rule != "period" };
     let (mut best, mut kinds) = (0.0f64, Vec::new());
     let mut makespan = 0.0f64;
+    // Least time from arrival to completion, by model.
+    let mut paths: BTreeMap<usize, f64> = BTreeMap::new();
     for proof in CERTIFICATE.list(bound, "proofs")? {
         let kind = text(proof, "kind").unwrap_or_default();
         // What a proof bounds must be what the claim counts.
         let serves: &[&str] = match kind {
             "paper-sequential" => &["paper-sequential"],
             "chain" | "serial" => &["busy-sum"],
+            "path" | "load" if rule == "weighted-completion" => &["weighted-completion"],
             "path" => &["makespan", "energy"],
-            "load" => &["makespan", "energy", "period"],
+            "load" | "priced-load" => &["makespan", "energy", "period"],
             "energy" => &["energy"],
+            "completions" => &["weighted-completion"],
+            "search" => &["makespan"],
             _ => return Err(CERTIFICATE.fail(format!("bound proof `{kind}`"))),
         };
         if !serves.contains(&rule) {
@@ -156,16 +177,36 @@ pub fn verify(
             "serial" => serial(&ground),
             "path" => path(proof, &ground)?,
             "load" => load(proof, &ground)?,
-            _ => energy(makespan, &ground),
+            "priced-load" => priced::load(proof, &ground)?,
+            "completions" => schedule.weighted_mean(|model, _| paths.get(&model).copied().unwrap_or(0.0)),
+            "search" => search::verify(&ground, CERTIFICATE.number(proof, "value")?)?,
+            _ => {
+                let plain = energy(makespan, &ground);
+                let idling = machine.idle_watts.unwrap_or(0.0) * makespan / 1e3;
+                match proof.get("payments") {
+                    Some(_) => plain.max(priced::energy(proof, &ground)? + idling),
+                    None => plain,
+                }
+            }
         };
         let stated = CERTIFICATE.number(proof, "value")?;
         if !close_above(proven, stated) {
             return Err(CheckError::Bound(format!("proof `{kind}` gives {proven}, not {stated}")));
         }
-        if matches!(kind, "path" | "load") {
+        if matches!(kind, "path" | "load" | "priced-load") {
             makespan = makespan.max(stated);
         }
-        if rule != "energy" || kind == "energy" {
+        if kind == "path" {
+            let model = CERTIFICATE.index(proof, "model", models.len())?;
+            let last = schedule.latest_arrival(model);
+            paths.insert(model, (stated - last).max(0.0));
+        }
+        let counts = match rule {
+            "energy" => kind == "energy",
+            "weighted-completion" => kind == "completions",
+            _ => true,
+        };
+        if counts {
             best = best.max(stated);
         }
         kinds.push(kind.to_owned());
@@ -220,6 +261,7 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
         }
         cuts.insert(at, cut.get("weights").unwrap_or(&Value::Null));
     }
+    let begins: Vec<f64> = (0..units).map(|unit| ground.begins(number, unit)).collect();
     let least_end = |at: usize| potentials[at].iter().copied().fold(f64::INFINITY, f64::min);
     let (mut bound, mut before) = (0.0f64, None);
     for (at, row) in potentials.iter().enumerate() {
@@ -237,14 +279,19 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
                 continue;
             }
             let factor = machine.least_factor(unit, Class::Memory);
-            let mut ready = floor;
+            // A segment of which this is the first operator, or which reads something from elsewhere, begins later than that.
+            let begins = begins[unit];
+            let mut ready = if model.operators[at].inputs.is_empty() { floor + begins } else { floor };
             for &tensor in &model.operators[at].inputs {
                 let edge = &model.tensors[tensor];
                 let arrives = match edge.producer {
-                    None => factor * model.host_transfer(tensor, unit, machine, false),
+                    None => begins + factor * model.host_transfer(tensor, unit, machine, false),
                     Some(producer) => (0..units)
                         .filter(|&from| model.possible(producer, from))
-                        .map(|from| potentials[producer][from] + factor * machine.transfer(from, unit, edge.bytes))
+                        .map(|from| {
+                            let moved = factor * machine.transfer(from, unit, edge.bytes);
+                            potentials[producer][from] + moved + if from == unit { 0.0 } else { begins }
+                        })
                         .fold(f64::INFINITY, f64::min),
                 };
                 ready = ready.max(arrives);
@@ -269,8 +316,7 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
         let since = before.map_or((0, 0.0), |cut| (cut + 1, least_end(cut)));
         bound = bound.max(since.1 + ground.weighted(number, since.0..count, weights, true)?);
     }
-    let arrivals = ground.schedule.computed_by.keys().filter(|of| of.0 == number);
-    Ok(bound + arrivals.map(|of| ground.schedule.arrival(of.0, of.1)).fold(0.0, f64::max))
+    Ok(bound + ground.schedule.latest_arrival(number))
 }
 
 /// Operators that come before or after every other one. Operators are in topological order, so one is a cut if everything
@@ -306,7 +352,9 @@ fn load(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     let weights = proof.get("weights").unwrap_or(&Value::Null);
     let mut total = 0.0;
     for (number, model) in ground.models.iter().enumerate() {
-        total += ground.weighted(number, 0..model.operators.len(), weights, true)? * ground.executions(number);
+        // Repetitions of an item hand its outputs over once.
+        let once = ground.executions(number) <= ground.items(number);
+        total += ground.weighted(number, 0..model.operators.len(), weights, once)? * ground.executions(number);
     }
     Ok(total)
 }
@@ -332,7 +380,8 @@ fn energy(makespan: f64, ground: &Ground<'_>) -> f64 {
 /// BIDENT's terms of one operator on one unit, in the objective's unit: `w`, H2D and D2H.
 fn paper_terms(model: &Model, machine: &Machine, per_ms: &[f64], at: usize, unit: usize) -> (f64, f64, f64) {
     let price = per_ms[unit];
-    let alone = model.alone(at, unit).filter(|_| model.allowed(at, unit));
+    let fits = machine.units[unit].memory_bytes.is_none_or(|most| model.operators[at].weight_bytes <= most);
+    let alone = model.alone(at, unit).filter(|_| fits && model.allowed(at, unit));
     let work = alone.map_or(f64::INFINITY, |alone| alone.ms * price);
     if !machine.units[unit].accelerator {
         return (work, 0.0, 0.0);

@@ -228,6 +228,15 @@ impl Model {
                 || self.sets[unit].keys().any(|set| set.binary_search(&operator).is_ok()))
     }
 
+    /// Least milliseconds that any segment on a unit costs beyond the least of each of its operators: of single ones, of those
+    /// measured whole, and (the dispatch) of those estimated.
+    pub fn least_start(&self, unit: usize) -> f64 {
+        let estimate = &self.estimates[unit];
+        let alone = (0..self.operators.len()).filter_map(|at| Some(self.alone(at, unit)?.ms - estimate.least[at]));
+        let whole = self.sets[unit].iter().map(|(set, ms)| ms - set.iter().map(|&at| estimate.least[at]).sum::<f64>());
+        alone.chain(whole).fold(estimate.dispatch, f64::min).max(0.0)
+    }
+
     /// Cost of a set (ascending) on a unit, and whether it is an estimate; `None` where it cannot run.
     pub fn segment(&self, operators: &[usize], unit: usize) -> Option<(f64, bool)> {
         if operators.iter().any(|&at| !self.allowed(at, unit)) {
@@ -280,6 +289,9 @@ impl Model {
             isolated.iter().map(|ms| ms.map_or(0.0, |ms| f64::max(ms - dispatch, 0.1 * ms))).collect();
         let base = nodes.and_then(|nodes| in_place(&alone, nodes)).unwrap_or(alone);
         let mut least: Vec<f64> = isolated.iter().map(|ms| ms.unwrap_or(f64::INFINITY)).collect();
+        for (set, &ms) in self.sets[unit].iter().filter(|set| set.0.len() == 1) {
+            least[set[0]] = least[set[0]].min(ms);
+        }
         // From the largest set to the smallest: the last one written is the most local evidence.
         let mut sets: Vec<(&Vec<usize>, f64)> =
             self.sets[unit].iter().filter(|set| set.0.len() > 1).map(|(set, &ms)| (set, ms)).collect();
@@ -298,7 +310,8 @@ impl Model {
             }
         }
         let share: Vec<f64> = (0..count).map(|at| base[at] * ratio[at].or(smallest_ratio).unwrap_or(1.0)).collect();
-        let least = least.iter().zip(&share).map(|(least, share)| least.min(*share)).collect();
+        let finite = |(least, share): (&f64, &f64)| if least.is_finite() { least.min(*share) } else { *least };
+        let least = least.iter().zip(&share).map(finite).collect();
         Estimate { dispatch, share, least }
     }
 }

@@ -5,7 +5,7 @@ use crate::json::{Reader, text};
 use crate::machine::{Class, Machine};
 use crate::{CheckError, TOLERANCE, close};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const CERTIFICATE: Reader = Reader("certificate");
 
@@ -36,6 +36,9 @@ pub struct Schedule {
     pub tasks: Vec<Task>,
     /// Arrival of each (model, item); those not named are there from the start.
     arrivals: BTreeMap<(usize, u64), f64>,
+    /// Request of each (model, item), and each request's weight.
+    requests: BTreeMap<(usize, u64), u64>,
+    weights: BTreeMap<u64, f64>,
     /// For each model, item and iteration the task that computes each operator.
     pub computed_by: BTreeMap<Execution, Vec<usize>>,
     /// Number of estimated segment costs.
@@ -65,8 +68,7 @@ impl Schedule {
                 };
                 estimated += usize::from(is_estimate);
                 let weights: f64 = operators.iter().map(|&at| model.operators[at].weight_bytes).sum();
-                let whole = model.sets[unit].contains_key(&operators);
-                if !whole && machine.units[unit].memory_bytes.is_some_and(|most| weights > most) {
+                if machine.units[unit].memory_bytes.is_some_and(|most| weights > most) {
                     return Err(CheckError::Schedule(format!(
                         "task {index} holds {weights} bytes of weights, more than the memory of {}",
                         machine.units[unit].address
@@ -94,13 +96,20 @@ impl Schedule {
             let of = (number, counter("item"), counter("iteration"));
             tasks.push(Task { unit, of, work, ms: derived, start, end, class });
         }
-        let mut arrivals = BTreeMap::new();
+        let (mut arrivals, mut requests, mut weights) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         for request in certificate.get("requests").and_then(Value::as_array).into_iter().flatten() {
             let model = CERTIFICATE.index(request, "model", models.len())?;
             let item = request.get("item").and_then(Value::as_u64).unwrap_or(0);
             arrivals.insert((model, item), CERTIFICATE.number(request, "arrival_ms")?);
+            let number = request.get("request").and_then(Value::as_u64).unwrap_or(0);
+            requests.insert((model, item), number);
+            let weight = request.get("weight").and_then(Value::as_f64).unwrap_or(1.0);
+            if !weight.is_finite() || weight <= 0.0 {
+                return Err(CERTIFICATE.fail(format!("request {number} weighs {weight}")));
+            }
+            weights.insert(number, weight);
         }
-        let mut schedule = Self { tasks, arrivals, computed_by: BTreeMap::new(), estimated };
+        let mut schedule = Self { tasks, arrivals, requests, weights, computed_by: BTreeMap::new(), estimated };
         schedule.cover(models)?;
         Ok(schedule)
     }
@@ -145,12 +154,37 @@ impl Schedule {
         self.arrivals.get(&(model, item)).copied().unwrap_or(0.0)
     }
 
+    /// When the last item of a model arrives.
+    pub fn latest_arrival(&self, model: usize) -> f64 {
+        let items = self.computed_by.keys().filter(|of| of.0 == model);
+        items.map(|of| self.arrival(of.0, of.1)).fold(0.0, f64::max)
+    }
+
+    /// `Σ weight · time / Σ weight` over requests, each taking the longest of the times of its (model, item)s.
+    pub fn weighted_mean(&self, time: impl Fn(usize, u64) -> f64) -> f64 {
+        let mut longest: BTreeMap<u64, f64> = BTreeMap::new();
+        for (of, request) in &self.requests {
+            let slot = longest.entry(*request).or_insert(0.0);
+            *slot = slot.max(time(of.0, of.1));
+        }
+        let weights: f64 = self.weights.values().sum();
+        let sum: f64 = longest.iter().map(|(request, time)| self.weights[request] * time).sum();
+        if weights > 0.0 { sum / weights } else { 0.0 }
+    }
+
+    /// When an item of a model is complete.
+    fn completion(&self, model: usize, item: u64) -> f64 {
+        let own = self.tasks.iter().filter(|task| task.of.0 == model && task.of.1 == item);
+        own.map(|task| task.end).fold(0.0, f64::max)
+    }
+
     /// Slack for comparing points in time.
     fn slack(&self) -> f64 {
         TOLERANCE * 1e-2 * self.makespan().max(1e-6)
     }
 
     pub fn verify(&self, models: &[Model], machine: &Machine) -> Result<(), CheckError> {
+        self.verify_memory(models, machine)?;
         let slack = self.slack();
         for (index, task) in self.tasks.iter().enumerate() {
             if task.end < task.start - slack || task.start < self.arrival(task.of.0, task.of.1) - slack {
@@ -162,6 +196,29 @@ impl Schedule {
         self.verify_resources(machine)?;
         self.verify_data(models, machine)?;
         self.verify_progress(machine)
+    }
+
+    /// No unit holds more weights than its memory has; an operator's count once per unit that computes it.
+    fn verify_memory(&self, models: &[Model], machine: &Machine) -> Result<(), CheckError> {
+        let mut held = vec![0.0; machine.units.len()];
+        let mut seen = BTreeSet::new();
+        for task in &self.tasks {
+            let Work::Compute(operators) = &task.work else { continue };
+            for &at in operators {
+                if seen.insert((task.unit, task.of.0, at)) {
+                    held[task.unit] += models[task.of.0].operators[at].weight_bytes;
+                }
+            }
+        }
+        let over =
+            machine.units.iter().zip(held).find(|(unit, held)| unit.memory_bytes.is_some_and(|most| *held > most));
+        match over {
+            Some((unit, held)) => Err(CheckError::Schedule(format!(
+                "{} would hold {held} bytes of weights, more than its memory",
+                unit.address
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// No resource does two things at once.
@@ -326,6 +383,9 @@ impl Schedule {
             Some("busy-sum") => self.tasks.iter().map(|task| task.ms * per_ms[task.unit]).sum(),
             Some("energy") => self.energy(machine)?,
             Some("period") => self.period(machine),
+            Some("weighted-completion") => {
+                self.weighted_mean(|model, item| (self.completion(model, item) - self.arrival(model, item)).max(0.0))
+            }
             Some("paper-sequential") => {
                 let [model] = models else { return Err(CERTIFICATE.fail("the paper's claim is of one model")) };
                 let done = self.computed_by.get(&(0, 0, 0)).cloned().unwrap_or_default();

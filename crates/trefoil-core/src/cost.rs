@@ -74,7 +74,19 @@ impl CostTable {
     /// [`CoreError::MissingMeasurement`] when an operator has neither a cost nor a failure on a unit, or a unit pair
     /// no transfer; [`CoreError::Unplaceable`] when an operator runs nowhere; [`CoreError::UnknownUnit`].
     pub fn from_profile(profile: &Profile, graph: &OperatorGraph, units: &[UnitAddress]) -> Result<Self, CoreError> {
-        let index = profile.index();
+        Self::from_index(&profile.index(), graph, units)
+    }
+
+    /// The same from an index made before.
+    ///
+    /// # Errors
+    /// As for [`CostTable::from_profile`].
+    pub fn from_index(
+        index: &crate::profile::ProfileIndex<'_>,
+        graph: &OperatorGraph,
+        units: &[UnitAddress],
+    ) -> Result<Self, CoreError> {
+        let profile = index.profile;
         let units: Vec<UnitAddress> = if units.is_empty() {
             profile.units.iter().map(|unit| unit.address.clone()).collect()
         } else {
@@ -121,9 +133,11 @@ impl CostTable {
             }
         }
         let mut transfers = Vec::new();
+        let pairs: Vec<&crate::Measurement> =
+            index.newest_of(|subject| matches!(subject, Subject::Transfer { .. })).collect();
         for from in &units {
             for to in &units {
-                transfers.push(transfer_cost(&index, from, to)?);
+                transfers.push(transfer_cost(&pairs, from, to)?);
             }
         }
         Ok(Self {
@@ -172,7 +186,7 @@ pub fn measurement_cost(measurement: &crate::Measurement) -> Option<Cost> {
 }
 
 fn transfer_cost(
-    index: &crate::profile::ProfileIndex<'_>,
+    records: &[&crate::Measurement],
     from: &UnitAddress,
     to: &UnitAddress,
 ) -> Result<TransferCost, CoreError> {
@@ -183,7 +197,7 @@ fn transfer_cost(
     let mut points = Vec::new();
     let mut ids = Vec::new();
     let mut origin = Origin::Measured;
-    for measurement in index.all_newest().filter(|m| m.units == pair) {
+    for measurement in records.iter().filter(|record| record.units == pair) {
         if let (Subject::Transfer { bytes }, Some(total)) = (&measurement.subject, measurement.total()) {
             points.push((*bytes, total.median));
             ids.push(measurement.id.clone());

@@ -2,7 +2,7 @@
 
 use crate::{CoreError, DataType};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
 /// Index of an operator in [`OperatorGraph::operators`], which is topologically ordered.
@@ -254,7 +254,7 @@ impl OperatorGraph {
         let fail = |reason: String| Err(CoreError::Graph { model: self.model.clone(), reason });
         let tensor_count = self.tensors.len() as u32;
         let operator_count = self.operators.len() as u32;
-        let mut names = BTreeSet::new();
+        let mut names = HashSet::with_capacity(self.tensors.len());
         for (index, tensor) in self.tensors.iter().enumerate() {
             if !names.insert(tensor.name.as_str()) {
                 return fail(format!("tensor name `{}` stands twice", tensor.name));

@@ -132,6 +132,9 @@ pub struct PlannedRequest {
     pub model: u32,
     /// The item, as in [`Task::item`].
     pub item: u32,
+    /// The request that it is part of: an application's stages are complete together.
+    #[serde(default)]
+    pub request: u32,
     /// No task of the item starts before, in milliseconds of the plan's clock.
     pub arrival_ms: f64,
     /// When the item should be complete, in milliseconds of the plan's clock.
@@ -139,6 +142,23 @@ pub struct PlannedRequest {
     pub deadline_ms: Option<f64>,
     /// Its weight beside the other requests.
     pub weight: f64,
+}
+
+/// What a planner proves of a plan under its own model and among the plans that it considers. The papers' literal planners
+/// believe in a formula, serial planners consider plans that run one segment after another, `dag` single operators; so this is not
+/// comparable between methods, as [`Plan::model_bound`] and [`Plan::gap`] are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OwnClaim {
+    /// What the planner believes the plan costs, in the objective's unit.
+    pub value: f64,
+    /// Among which plans, and under which model, in words.
+    pub over: String,
+    /// Lower bound under that model among those plans.
+    pub bound: Option<f64>,
+    /// `value / bound − 1`; `None` without a bound.
+    pub gap: Option<f64>,
+    /// Whether it is proven that none of those costs less under that model.
+    pub exact: bool,
 }
 
 /// A plan. Serialised as the plan file.
@@ -157,6 +177,9 @@ pub struct Plan {
     /// Requests with their arrivals; empty when there is one request, which is there from the start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requests: Vec<PlannedRequest>,
+    /// Whether it minimises the weighted mean completion of the requests instead of the end of the last.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub weighted: bool,
     /// Units used, with their resources.
     pub units: Vec<Unit>,
     /// Segments.
@@ -169,12 +192,19 @@ pub struct Plan {
     pub claimed: f64,
     /// Makespan by the simulator, in milliseconds.
     pub simulated_ms: f64,
-    /// Lower bound on the objective under the same cost model; it bounds the model, not the machine.
+    /// Energy by the simulator, in joules, of a plan that minimises energy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulated_j: Option<f64>,
+    /// Lower bound on what the simulator says of **any** plan for the same question, in the objective's unit: whichever
+    /// segments it has, in parallel or not. It means the same for every method, and bounds the cost model, not the machine.
     pub model_bound: Option<f64>,
-    /// `claimed / model_bound − 1`; `None` without a bound.
+    /// How far what the simulator says of this plan ([`Plan::simulated`]) is above `model_bound`, relatively; `None` without a bound.
     pub gap: Option<f64>,
-    /// Whether the plan is proven optimal under its cost model.
+    /// Whether no plan at all costs less by the simulator: `model_bound` is reached.
     pub exact: bool,
+    /// What its planner proves under its own model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own: Option<OwnClaim>,
     /// Whether every segment's cost was measured whole (refinement finished).
     pub all_measured: bool,
     /// What a reader should know.
@@ -217,6 +247,7 @@ impl Plan {
                 operators: graph.len() as u32,
             }],
             requests: Vec::new(),
+            weighted: false,
             units: vec![unit.clone()],
             segments: vec![Segment {
                 model: 0,
@@ -237,13 +268,51 @@ impl Plan {
             order: unit.resources.iter().map(|resource| (resource.to_string(), vec![TaskId(0)])).collect(),
             claimed: ms,
             simulated_ms: ms,
+            simulated_j: None,
             model_bound: None,
             gap: None,
             exact: false,
+            own: None,
             all_measured,
             notes: Vec::new(),
             timeline: Timeline { origin: if origin == Origin::Simulated { origin } else { Origin::Predicted }, lanes },
         }
+    }
+
+    /// What the simulator says the plan costs, in the objective's unit: milliseconds of makespan, joules, or milliseconds of
+    /// period or of weighted mean completion (which [`Plan::claimed`] is, slowdowns included).
+    pub fn simulated(&self) -> f64 {
+        match self.objective {
+            Objective::Latency if self.weighted => self.claimed,
+            Objective::Latency => self.simulated_ms,
+            Objective::Energy => self.simulated_j.unwrap_or(self.claimed),
+            Objective::Throughput => self.claimed,
+        }
+    }
+
+    /// Bytes of weights that each unit holds: those of the distinct operators it executes. `graphs` are in the order of
+    /// [`Plan::models`].
+    pub fn weights_held(&self, graphs: &[&OperatorGraph]) -> BTreeMap<&UnitAddress, u64> {
+        let mut seen = BTreeSet::new();
+        let mut held: BTreeMap<&UnitAddress, u64> = BTreeMap::new();
+        for segment in &self.segments {
+            let Some(graph) = graphs.get(segment.model as usize) else { continue };
+            for &id in segment.operators.iter().filter(|id| id.index() < graph.len()) {
+                if seen.insert((&segment.unit, segment.model, id)) {
+                    *held.entry(&segment.unit).or_default() += graph.operator(id).weight_bytes;
+                }
+            }
+        }
+        held
+    }
+
+    /// The first unit that would hold more bytes of weights than its memory has: the unit, what it would hold, and its memory.
+    pub fn over_memory(&self, graphs: &[&OperatorGraph]) -> Option<(&UnitAddress, u64, u64)> {
+        self.weights_held(graphs).into_iter().find_map(|(address, held)| {
+            let unit = self.units.iter().find(|unit| unit.address == *address)?;
+            let most = unit.limits.memory_bytes?;
+            (held > most).then_some((address, held, most))
+        })
     }
 
     /// Number of places where consecutive data crosses from one unit to another: distinct (tensor, destination unit)
@@ -435,7 +504,8 @@ mod tests {
     fn requests_survive_json_and_are_absent_when_there_is_one() {
         let (_, mut plan) = two_items();
         assert!(!serde_json::to_string(&plan).unwrap().contains("requests"));
-        let request = PlannedRequest { model: 0, item: 1, arrival_ms: 0.5, deadline_ms: Some(3.0), weight: 2.0 };
+        let request =
+            PlannedRequest { model: 0, item: 1, request: 0, arrival_ms: 0.5, deadline_ms: Some(3.0), weight: 2.0 };
         plan.requests.push(request);
         let again: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
         assert_eq!(again, plan);

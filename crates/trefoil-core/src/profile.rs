@@ -2,7 +2,8 @@
 
 use crate::{CoreError, Machine, Measurement, MeasurementId, OperatorGraph, Outcome, Subject, Unit, UnitAddress};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::OnceLock;
 
 /// Name of the file format, first field of every profile.
 pub const PROFILE_FORMAT: &str = "trefoil-profile";
@@ -53,15 +54,13 @@ impl Profile {
         }
     }
 
-    /// Looks up units, newest measurements and dangling references in O(log n). Build once, query often.
+    /// Looks up newest measurements and dangling references in constant time. Build once, query often.
     pub fn index(&self) -> ProfileIndex<'_> {
-        let mut newest: BTreeMap<(String, Vec<UnitAddress>), &Measurement> = BTreeMap::new();
-        let mut by_id = BTreeMap::new();
-        for measurement in &self.measurements {
-            newest.insert((measurement.subject.key(), measurement.units.clone()), measurement);
-            by_id.insert(measurement.id.clone(), measurement);
+        let mut newest = HashMap::with_capacity(self.measurements.len());
+        for (at, measurement) in self.measurements.iter().enumerate() {
+            newest.insert((&measurement.subject, measurement.units.as_slice()), at);
         }
-        ProfileIndex { profile: self, newest, by_id }
+        ProfileIndex { profile: self, newest, by_id: OnceLock::new() }
     }
 
     /// The model named or fingerprinted `want`; the only one if `want` is `None`.
@@ -118,21 +117,19 @@ impl Profile {
         for graph in &self.models {
             graph.validate()?;
         }
+        let is_bad = |number: &f64| !number.is_finite() || *number < 0.0;
         for measurement in &self.measurements {
-            let mut numbers = Vec::new();
-            match &measurement.outcome {
+            let bad = match &measurement.outcome {
                 Outcome::Ok { timing, nodes, .. } => {
-                    for samples in
-                        [&timing.total, &timing.h2d, &timing.dispatch, &timing.exec, &timing.d2h].into_iter().flatten()
-                    {
-                        numbers.extend([samples.median, samples.p10, samples.p90, samples.min, samples.max]);
-                    }
-                    numbers.extend(nodes.iter().map(|node| node.ms));
+                    let parts = [&timing.total, &timing.h2d, &timing.dispatch, &timing.exec, &timing.d2h];
+                    let samples = parts.into_iter().flatten();
+                    let numbers = samples.flat_map(|one| [one.median, one.p10, one.p90, one.min, one.max]);
+                    numbers.chain(nodes.iter().map(|node| node.ms)).find(is_bad)
                 }
-                Outcome::Value { value } => numbers.extend([value.median, value.p10, value.p90]),
-                Outcome::Wrong { .. } | Outcome::Failed { .. } => {}
-            }
-            if let Some(bad) = numbers.iter().find(|number| !number.is_finite() || **number < 0.0) {
+                Outcome::Value { value } => [value.median, value.p10, value.p90].into_iter().find(is_bad),
+                Outcome::Wrong { .. } | Outcome::Failed { .. } => None,
+            };
+            if let Some(bad) = bad {
                 return Err(CoreError::BadNumber {
                     place: self.place_of(measurement),
                     value: bad.to_string(),
@@ -162,23 +159,38 @@ impl Profile {
 pub struct ProfileIndex<'a> {
     /// The profile looked into.
     pub profile: &'a Profile,
-    newest: BTreeMap<(String, Vec<UnitAddress>), &'a Measurement>,
-    by_id: BTreeMap<MeasurementId, &'a Measurement>,
+    /// Place in the profile of the newest measurement of each subject on its units.
+    newest: HashMap<(&'a Subject, &'a [UnitAddress]), usize>,
+    by_id: OnceLock<HashMap<&'a MeasurementId, &'a Measurement>>,
 }
 
 impl<'a> ProfileIndex<'a> {
     /// The newest measurement of `subject` on exactly `units`.
     pub fn newest(&self, subject: &Subject, units: &[UnitAddress]) -> Option<&'a Measurement> {
-        self.newest.get(&(subject.key(), units.to_vec())).copied()
+        self.newest.get(&(subject, units)).map(|&at| &self.profile.measurements[at])
     }
 
     /// The measurement of that id.
     pub fn by_id(&self, id: &MeasurementId) -> Option<&'a Measurement> {
-        self.by_id.get(id).copied()
+        let build = || self.profile.measurements.iter().map(|measurement| (&measurement.id, measurement)).collect();
+        self.by_id.get_or_init(build).get(id).copied()
     }
 
-    /// All newest measurements, in key order.
+    /// All newest measurements, in the profile's order.
     pub fn all_newest(&self) -> impl Iterator<Item = &'a Measurement> + '_ {
-        self.newest.values().copied()
+        self.newest_of(|_| true)
+    }
+
+    /// The newest measurements of some subjects, in the profile's order. Most records are of operators: asking for others
+    /// only is much cheaper than looking through all.
+    pub fn newest_of<'i>(
+        &'i self,
+        wanted: impl Fn(&Subject) -> bool + 'i,
+    ) -> impl Iterator<Item = &'a Measurement> + 'i {
+        let measurements = self.profile.measurements.iter().enumerate();
+        measurements
+            .filter(move |(_, measurement)| wanted(&measurement.subject))
+            .filter(|(at, measurement)| self.newest.get(&(&measurement.subject, &measurement.units[..])) == Some(at))
+            .map(|(_, measurement)| measurement)
     }
 }

@@ -44,6 +44,27 @@ fn text_pairs_and_caps() {
     }
 }
 
+/// Table 3: what the formula claims is never above what the simulator says of the same placement, and chains have no phases.
+#[test]
+fn phases_of_every_configuration_stand_beside_what_the_text_gives() {
+    let report = &*REPORT;
+    assert_eq!(report.parallel.len(), 19);
+    for (parallel, sequential) in report.parallel.iter().zip(&report.configurations) {
+        assert_eq!(parallel.name, sequential.name);
+        assert!(parallel.literal_ms > 0.0 && parallel.concurrent_phases <= parallel.phases, "{parallel:?}");
+        assert!(parallel.exclusive_ms > 0.0 && parallel.exclusive_gain <= 100.0, "{parallel:?}");
+        if parallel.concurrent_phases == 0 {
+            assert!(parallel.literal_gain <= 1e-6, "no branch, no gain: {parallel:?}");
+        }
+    }
+    for name in ["parallel_vit_gain", "parallel_mamba_gain", "parallel_lavish_gain", "phases_pi05", "parallel_most"] {
+        let simulated = report.report.sections.iter().flat_map(|section| &section.rows);
+        let row = simulated.into_iter().find(|row| row.name == name && row.origin == Origin::Simulated);
+        assert!(row.is_some_and(|row| row.published.is_some() && row.difference_percent.is_some()), "{name}");
+    }
+    assert!(report.parallel.iter().any(|parallel| parallel.concurrent_phases > 20));
+}
+
 /// The same numbers through profiles and plans: the short cut over arrays is no second truth.
 #[test]
 fn profiles_give_the_same_costs() {

@@ -223,6 +223,9 @@ pub(crate) fn assemble(view: &CostView<'_>, method: &str, pieces: &[Piece]) -> R
         model_bound: None,
         gap: None,
         exact: false,
+        own: None,
+        simulated_j: None,
+        weighted: false,
         notes: Vec::new(),
         timeline: Timeline { origin: Origin::Predicted, lanes: Vec::new() },
     };

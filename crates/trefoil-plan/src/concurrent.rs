@@ -6,6 +6,7 @@
 //! iteration later, what it reads from elsewhere is the same for all iterations, and what others read is its last iteration's.
 //! Every item is a request: no task of it starts before its arrival; missing deadlines count first, then the goal.
 
+use crate::bounds::Effort;
 use crate::dag::{self, Solution};
 use crate::problem::{Goal, Instance, Link, Problem, ProblemRequest};
 use crate::quality::state_quality;
@@ -119,6 +120,9 @@ pub fn concurrent(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> Res
     }
     let workload = Workload::new(request)?;
     let views: Vec<&CostView<'_>> = workload.views.iter().collect();
+    if let ([view], true) = (views.as_slice(), workload.is_one_inference() && !request.weighted) {
+        return one_inference(view, options);
+    }
     let problem = workload.problem(&views)?;
     let goal = match request.objective {
         Objective::Energy => Goal::Energy,
@@ -126,10 +130,14 @@ pub fn concurrent(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> Res
         _ => Goal::Makespan,
     };
     let problem = problem.with_goal(goal)?;
+    let bound = crate::judge::bound_of_workload(&problem, &views, Effort::within(options))?;
     let hints = Workload::hints(&views, &problem);
-    let solution: Solution = dag::solve(&problem, &hints, options)?;
+    let solution: Solution = dag::solve(&problem, &hints, &dag::before_writing(&problem, options))?;
     let mut plan = problem.to_plan(&views, &solution.schedule, "concurrent", true)?;
     state_quality(&mut plan, &problem, &views, Some(&solution))?;
+    crate::judge::judge(&mut plan, &views, goal, bound)?;
+    let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
+    crate::judge::check_memory(&plan, &graphs)?;
     let late = problem
         .requests()
         .iter()
@@ -137,9 +145,23 @@ pub fn concurrent(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> Res
         .filter(|(request, end)| request.deadline_ms.is_some_and(|deadline| **end > deadline))
         .count();
     if late > 0 {
+        // Deadlines come first, and nothing is proven about how many can be met.
         plan.exact = false;
+        if let Some(own) = &mut plan.own {
+            own.exact = false;
+        }
         plan.notes.push(format!("{late} of {} items miss their deadline", problem.requests().len()));
     }
+    Ok(plan)
+}
+
+/// One inference of one model, there from the start: what `dag` plans.
+fn one_inference(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
+    let bound = crate::judge::bound_of_all_within(view, Effort::within(options))?;
+    let mut plan = dag::dag(view, options)?;
+    "concurrent".clone_into(&mut plan.method);
+    crate::judge::judge(&mut plan, &[view], crate::goal_of(view.objective), bound)?;
+    crate::judge::check_memory(&plan, &[view.graph])?;
     Ok(plan)
 }
 
@@ -151,6 +173,16 @@ pub fn concurrent_problem(request: &ConcurrentRequest<'_>) -> Result<Problem, Pl
     let workload = Workload::new(request)?;
     let views: Vec<&CostView<'_>> = workload.views.iter().collect();
     workload.problem(&views)
+}
+
+/// One execution of each model, all from the start.
+pub(crate) fn side_by_side(views: &[&CostView<'_>]) -> Result<Problem, PlanError> {
+    let groups: Vec<Vec<Vec<OperatorId>>> =
+        views.iter().map(|view| view.graph.ids().map(|id| vec![id]).collect()).collect();
+    let instances: Vec<Instance> = (0..views.len())
+        .map(|model| Instance { model, item: model as u32, iterations: 1, request: model as u32 })
+        .collect();
+    Problem::from_instances(views, &groups, &instances, &[], vec![ProblemRequest::default(); views.len()])
 }
 
 /// Views of the distinct models, and items as instances of them.
@@ -249,6 +281,17 @@ impl<'a> Workload<'a> {
             return Err(PlanError::PinMatchesNothing { pin, model: first.graph.model.clone() });
         }
         Ok(workload)
+    }
+
+    /// Whether all there is to do is one execution of one model, without arrival or deadline.
+    fn is_one_inference(&self) -> bool {
+        let plain = |request: &ProblemRequest| {
+            let from_the_start = request.release_ms.to_bits() == 0;
+            from_the_start && request.deadline_ms.is_none() && request.weight.is_finite() && request.weight > 0.0
+        };
+        matches!(self.instances.as_slice(), [Instance { iterations: 1, .. }])
+            && self.links.is_empty()
+            && self.requests.iter().all(plain)
     }
 
     fn check_links(&self, application: &Application<'a>, models: &[usize]) -> Result<(), PlanError> {

@@ -7,7 +7,7 @@ use crate::phases::{Phases, literal_assignment};
 use crate::problem::{Problem, Schedule};
 use crate::sequential::{PaperCosts, sequential_dp};
 use crate::view::CostView;
-use crate::{Bound, PlanError, PlanOptions, PlanRequest, model_bound};
+use crate::{Bound, PlanError, PlanOptions, PlanRequest, thorough_bound};
 use std::fmt;
 
 /// Who may take part.
@@ -72,7 +72,7 @@ impl<'a> Arena<'a> {
     pub fn new(request: &PlanRequest<'a>) -> Result<Self, PlanError> {
         let view = CostView::new(request)?;
         let problem = Problem::from_view(&view)?;
-        let bound = model_bound(&problem);
+        let bound = thorough_bound(&problem);
         Ok(Self { view, problem, bound })
     }
 

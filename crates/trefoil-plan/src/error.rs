@@ -45,6 +45,34 @@ pub enum PlanError {
         /// The units planned for.
         have: String,
     },
+    /// Two pins put one operator on different units.
+    #[error("pins {pins} disagree on operator {operator} `{name}` ({kind}); narrow one of the patterns")]
+    PinConflict {
+        /// Both pins.
+        pins: String,
+        /// Operator index.
+        operator: u32,
+        /// Operator name.
+        name: String,
+        /// Operator kind.
+        kind: String,
+    },
+    /// The plan that the method makes exceeds a unit's memory.
+    #[error(
+        "method `{method}` finds no plan within the memory limits of units: {unit} would hold {held} bytes of weights and has {most}; {advice}"
+    )]
+    Memory {
+        /// The method.
+        method: String,
+        /// The unit.
+        unit: String,
+        /// Bytes of weights on it.
+        held: u64,
+        /// Its memory in bytes.
+        most: u64,
+        /// What to do.
+        advice: String,
+    },
     /// A pin forces an operator onto a unit that cannot run it.
     #[error("pin `{pin}` puts operator {operator} `{name}` ({kind}) on a unit that cannot run it: {reason}")]
     PinImpossible {

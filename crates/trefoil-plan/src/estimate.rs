@@ -44,7 +44,8 @@ pub(crate) struct UnitEstimate {
     /// Corrected shares `x_i`.
     pub share: Vec<f64>,
     /// Least that the operator can add to any plan under this model: the smallest of `x_i`, its isolated time, and its
-    /// part of every measured segment that holds it. Sums over a plan never exceed the plan's compute cost.
+    /// part of every measured segment that holds it; infinite where it can run in no segment. Sums over a plan never exceed
+    /// the plan's compute cost.
     pub least: Vec<f64>,
     /// For each operator the index (in the list given to `calibrate`) of the measured set that its ratio came from.
     pub evidence: Vec<Option<u32>>,
@@ -91,7 +92,9 @@ impl UnitEstimate {
             let set = &sets[index];
             let total = sum(set);
             // A lone operator's own time is its cost already and says nothing about fusion.
-            if set.operators.len() < 2 {
+            if let [id] = set.operators.as_slice() {
+                let at = id.index();
+                least[at] = least[at].min(set.ms);
                 continue;
             }
             let fitted = (total > 0.0).then(|| (set.ms - self.dispatch_ms).max(0.0) / total);
@@ -112,7 +115,9 @@ impl UnitEstimate {
             smallest_ratio = 1.0;
         }
         self.share = self.base.iter().zip(&ratio).map(|(base, ratio)| base * ratio.unwrap_or(smallest_ratio)).collect();
-        self.least = least.iter().zip(&self.share).map(|(least, share)| least.min(*share)).collect();
+        // Infinite where it runs neither alone nor inside anything that was measured whole.
+        let finite = |(least, share): (&f64, &f64)| if least.is_finite() { least.min(*share) } else { *least };
+        self.least = least.iter().zip(&self.share).map(finite).collect();
         self.evidence = evidence;
     }
 

@@ -3,10 +3,10 @@
 use crate::assemble::{Piece, is_serial, price};
 use crate::pareto::schedule_of;
 use crate::problem::{Goal, Problem, Schedule};
-use crate::view::CostView;
+use crate::view::{CostView, composed};
 use crate::{PlanError, PlanRequest};
 use std::fmt;
-use trefoil_core::{CostRef, Objective, OperatorId, Plan, UnitAddress, Work};
+use trefoil_core::{CostRef, Objective, OperatorId, Origin, Plan, UnitAddress, Work};
 
 /// Another unit, and what it would take to use it for one operator.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -15,6 +15,8 @@ pub struct Alternative {
     pub unit: UnitAddress,
     /// The operator alone on it, in milliseconds.
     pub isolated_ms: Option<f64>,
+    /// How that was got: `measured`, `predicted`, or what a machine description's number rests on.
+    pub isolated_origin: Option<String>,
     /// Why it cannot be used: the failure, or the pin.
     pub unavailable: Option<String>,
     /// Change of the plan's cost (objective's unit) when only this operator moves there: its segment splits, transfers come
@@ -36,6 +38,8 @@ pub struct Explanation {
     pub unit: UnitAddress,
     /// It alone there, in milliseconds; `None` when only measured inside larger segments.
     pub isolated_ms: Option<f64>,
+    /// How that was got.
+    pub isolated_origin: Option<String>,
     /// Index of its segment in [`Plan::segments`].
     pub segment: usize,
     /// Number of operators in that segment.
@@ -48,6 +52,8 @@ pub struct Explanation {
     pub objective: Objective,
     /// The plan's cost under the request's profile, in the objective's unit.
     pub plan_cost: f64,
+    /// How it and the prices of moves were got: `predicted`, or `simulated` where a part is.
+    pub plan_origin: Origin,
     /// The other units, in the request's order.
     pub alternatives: Vec<Alternative>,
     /// Index in `alternatives` of the cheapest move.
@@ -102,6 +108,7 @@ pub fn explain(request: &PlanRequest<'_>, plan: &Plan, operator: OperatorId) -> 
             Alternative {
                 unit: view.table.units[unit].clone(),
                 isolated_ms: view.table.cost(operator, unit).map(|cost| cost.ms),
+                isolated_origin: view.origin_of(operator, unit),
                 unavailable,
                 move_price: move_price.flatten(),
             }
@@ -117,15 +124,46 @@ pub fn explain(request: &PlanRequest<'_>, plan: &Plan, operator: OperatorId) -> 
         kind: graph.operator(operator).kind.clone(),
         unit: view.table.units[here].clone(),
         isolated_ms: view.table.cost(operator, here).map(|cost| cost.ms),
+        isolated_origin: view.origin_of(operator, here),
         segment,
         segment_operators: pieces[place].operators.len(),
         segment_cost: plan.segments[segment].cost.clone(),
         pin: view.pinned[operator.index()].as_ref().map(|(_, pin)| pin.to_string()),
         objective: plan.objective,
         plan_cost,
+        plan_origin: view.graph.ids().fold(Origin::Predicted, |so_far, id| {
+            let units = (0..view.unit_count()).filter_map(|unit| view.table.cost(id, unit));
+            units.fold(so_far, |so_far, cost| composed(so_far, cost.origin))
+        }),
         alternatives,
         next_best,
     })
+}
+
+impl CostView<'_> {
+    /// How the operator's isolated time on a unit was got, in words.
+    fn origin_of(&self, operator: OperatorId, unit: usize) -> Option<String> {
+        let record = self.operator_record(operator, unit);
+        self.table.cost(operator, unit)?;
+        Some(label(record.origin, record.versions.get(SOURCE).map(String::as_str)))
+    }
+}
+
+/// Under this name a simulated record's `versions` tell the source of its rate.
+const SOURCE: &str = "rate";
+
+/// How a number was got. A machine description's numbers have a source each, or are assumed.
+pub(crate) fn label(origin: Origin, source: Option<&str>) -> String {
+    match (origin, source) {
+        (Origin::Simulated, Some(source)) if source.starts_with("assumed") => "simulated, rate assumed".to_owned(),
+        (Origin::Simulated, Some(source)) => {
+            let place = source.split([':', ';']).next().unwrap_or(source);
+            let partly = if source.contains("assumed") { ", in part assumed" } else { "" };
+            format!("simulated, rate described by {place}{partly}")
+        }
+        (Origin::Simulated, None) => "simulated from a machine description".to_owned(),
+        (origin, _) => origin.to_string(),
+    }
 }
 
 /// A parallel plan as a schedule of lone operators, for moving one of them.
@@ -201,30 +239,32 @@ fn moved(view: &CostView<'_>, pieces: &[Piece], place: usize, operator: Operator
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let suffix = if self.objective == Objective::Energy { "J" } else { "ms" };
-        let ms = |ms: Option<f64>| ms.map_or_else(|| "no time of its own".to_owned(), |ms| format!("{ms:.4} ms alone"));
+        let ms = |ms: Option<f64>, origin: &Option<String>| match (ms, origin) {
+            (Some(ms), Some(origin)) => format!("{ms:.4} ms alone ({origin})"),
+            (Some(ms), None) => format!("{ms:.4} ms alone"),
+            (None, _) => "no time of its own".to_owned(),
+        };
+        let origin = self.plan_origin;
         writeln!(f, "operator {} `{}` ({}) runs on {}", self.operator, self.name, self.kind, self.unit)?;
         if let Some(pin) = &self.pin {
             writeln!(f, "  because of the pin `{pin}`")?;
         }
-        writeln!(f, "  there: {}", ms(self.isolated_ms))?;
+        writeln!(f, "  there: {}", ms(self.isolated_ms, &self.isolated_origin))?;
         writeln!(
             f,
             "  in segment {} of {} operator(s), {:.4} ms ({})",
             self.segment, self.segment_operators, self.segment_cost.ms, self.segment_cost.origin
         )?;
-        writeln!(f, "  the plan costs {:.4} {suffix}", self.plan_cost)?;
+        writeln!(f, "  the plan costs {:.4} {suffix} ({origin})", self.plan_cost)?;
         for (index, other) in self.alternatives.iter().enumerate() {
+            let alone = ms(other.isolated_ms, &other.isolated_origin);
             write!(f, "  {}: ", other.unit)?;
             match (&other.unavailable, other.move_price) {
                 (Some(reason), _) => write!(f, "not possible: {reason}")?,
                 (None, Some(price)) => {
-                    write!(
-                        f,
-                        "{}; moving it there alone changes the plan by {price:+.4} {suffix}",
-                        ms(other.isolated_ms)
-                    )?;
+                    write!(f, "{alone}; moving it there alone changes the plan by {price:+.4} {suffix} ({origin})")?;
                 }
-                (None, None) => write!(f, "{}; the split that moving it makes cannot run", ms(other.isolated_ms))?,
+                (None, None) => write!(f, "{alone}; the split that moving it makes cannot run")?,
             }
             writeln!(f, "{}", if Some(index) == self.next_best { " (next best)" } else { "" })?;
         }

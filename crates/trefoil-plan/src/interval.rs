@@ -23,6 +23,7 @@
 use crate::assemble::{Piece, ROUNDING, assemble, price, set_bound};
 use crate::audit::audit_note;
 use crate::cuts::{IntervalGraph, choose_cuts};
+use crate::memory::{fitting, pieces_fit};
 use crate::view::CostView;
 use crate::whole::runs;
 use crate::{PlanError, PlanOptions};
@@ -39,6 +40,11 @@ struct Label {
 
 /// Chains of fewer operators are cut everywhere.
 const CHAIN_CUTS: usize = 768;
+/// Cuts that are affordable per square root of the milliseconds left, and at least.
+const CUTS_PER_ROOT_MS: f64 = 8.0;
+const LEAST_CUTS: usize = 24;
+/// Smaller graphs are searched as if there were time.
+const HURRIED_OPERATORS: usize = 200;
 /// Most searches around the best plan found.
 const FOCUS_PASSES: usize = 2;
 
@@ -68,6 +74,13 @@ pub(crate) fn interval(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
     // A chain is searched once and keeps one partial plan or so per state: it can afford all positions for longer, and with
     // all positions the result is exact.
     let limit = if chain { options.cut_limit.max(CHAIN_CUTS) } else { options.cut_limit.max(2) };
+    // The search grows with the square of the cuts: with little time there are fewer.
+    let limit = match options.left_ms() {
+        Some(left) if view.graph.len() > HURRIED_OPERATORS => {
+            limit.min(LEAST_CUTS.max((CUTS_PER_ROOT_MS * left.max(0.0).sqrt()) as usize))
+        }
+        _ => limit,
+    };
     let labels = options.label_limit.max(1);
     let mut best: Option<Solution> = None;
     let mut improve = |order: &[OperatorId], focus: &[usize]| {
@@ -82,12 +95,15 @@ pub(crate) fn interval(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
     };
     let mut incumbent = None;
     for order in &orders {
+        if incumbent.is_some() && options.is_over() {
+            break;
+        }
         incumbent = improve(order, &[]);
     }
     let all_cut = view.graph.len() < limit;
     // The best split may allow longer runs in another order, and better cuts near its own: group by it and look there.
     for _ in 0..FOCUS_PASSES {
-        let Some(pieces) = incumbent.take() else { break };
+        let Some(pieces) = incumbent.take().filter(|_| !options.is_over()) else { break };
         let order = if chain {
             orders[0].clone()
         } else {
@@ -107,10 +123,22 @@ pub(crate) fn interval(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
         }
         incumbent = next;
     }
+    // Where there are more operators than cuts, the shortest path that takes estimates as they add up looks at every cut.
+    if chain
+        && !all_cut
+        && let Some(pieces) = crate::chain_bound::chain_pieces(view)
+        && let Ok(priced) = price(view, &pieces)
+        && best.as_ref().is_none_or(|best| priced.total < best.cost * (1.0 - ROUNDING))
+    {
+        best = Some(Solution { pieces, cost: priced.total, complete: false });
+    }
     let solution = match best {
         Some(solution) => solution,
         None => operator_by_operator(view)?,
     };
+    if !pieces_fit(view, &solution.pieces) {
+        return within_memory(view, &solution.pieces);
+    }
     let mut plan = assemble(view, "interval", &solution.pieces)?;
     debug_assert!((plan.claimed - solution.cost).abs() <= 1e-6 * solution.cost.abs().max(1e-9));
     if chain && all_cut && solution.complete {
@@ -127,6 +155,21 @@ pub(crate) fn interval(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
             plan.segments.len()
         ));
     }
+    plan.notes.extend(audit_note(view));
+    Ok(plan)
+}
+
+/// A split within the memory limits of units, where the cheapest one is not.
+fn within_memory(view: &CostView<'_>, cheapest: &[Piece]) -> Result<Plan, PlanError> {
+    let Some(pieces) = fitting(view) else {
+        let plan = assemble(view, "interval", cheapest)?;
+        crate::judge::check_memory(&plan, &[view.graph])?;
+        return Ok(plan);
+    };
+    let mut plan = assemble(view, "interval", &pieces)?;
+    plan.notes.push(
+        "the cheapest split exceeds the memory of a unit; this one keeps to the limits, not proven best".to_owned(),
+    );
     plan.notes.extend(audit_note(view));
     Ok(plan)
 }
@@ -155,10 +198,8 @@ fn assignment(view: &CostView<'_>, pieces: &[Piece]) -> Vec<usize> {
 /// cheapest, merged as far as that is known to run.
 fn operator_by_operator(view: &CostView<'_>) -> Result<Solution, PlanError> {
     let unit_of = preferred_units(view);
-    let lost = view.graph.ids().find(|&id| view.runnable(id, unit_of[id.index()]).is_none());
-    if let Some(id) = lost {
-        let operator = view.graph.operator(id);
-        return Err(view.no_split(&format!("operator {id} `{}` ({}) cannot run alone", operator.name, operator.kind)));
+    if view.graph.ids().any(|id| view.runnable(id, unit_of[id.index()]).is_none()) {
+        return Err(view.no_unit());
     }
     let order = view.dag.grouped(&unit_of, view.unit_count(), None);
     let pieces = runs(view, &order, &unit_of);

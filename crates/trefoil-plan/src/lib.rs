@@ -25,6 +25,7 @@ mod assemble;
 mod audit;
 mod bounds;
 mod certificate;
+mod chain_bound;
 mod checkpoint;
 pub mod concurrent;
 pub mod contest;
@@ -40,7 +41,9 @@ pub mod generate;
 mod interval;
 mod joint;
 mod joint_units;
+mod judge;
 pub mod list_scheduling;
+mod memory;
 pub mod mincut;
 mod order;
 mod pair;
@@ -65,7 +68,7 @@ mod whole;
 
 pub use aligned::{AlignedCosts, aligned_dp};
 pub use audit::{EstimateCheck, estimate_audit, unmeasured_segments};
-pub use bounds::{Bound, BoundKind, model_bound};
+pub use bounds::{Bound, BoundKind, model_bound, thorough_bound};
 pub use certificate::{CERTIFICATE_FORMAT, CERTIFICATE_VERSION, Certificate, certificate};
 pub use concurrent::{Application, ConcurrentRequest, Stage, StageLink, concurrent, concurrent_problem};
 pub use diff::{Move, PlanDiff, PlanSummary, diff};
@@ -87,6 +90,7 @@ pub use together::{SharedModel, TogetherRequest};
 pub use what_if::{Replay, WhatIf, what_if};
 pub use whole::{Baseline, baselines, import};
 
+use bounds::Effort;
 use quality::{goal_of, state_quality};
 use trefoil_core::{Objective, Plan, UnitAddress};
 use view::CostView;
@@ -113,7 +117,7 @@ pub const METHODS: &[MethodInfo] = &[
     },
     MethodInfo {
         name: "concurrent",
-        summary: "several models at once, with arrivals, deadlines and weights; of one model the same as dag without segments",
+        summary: "several models at once, with arrivals, deadlines and weights; one inference of one model as dag plans it",
     },
     MethodInfo {
         name: "phases",
@@ -157,32 +161,50 @@ pub fn plan_with(method: &str, request: &PlanRequest<'_>, options: &PlanOptions)
         return Err(PlanError::Objective { method: method.to_owned(), objective });
     }
     if let Some(unit) = single {
-        // Only this unit's costs are needed: whatever else the profile lacks does not matter.
-        let unit: UnitAddress = unit.parse().map_err(PlanError::Core)?;
-        let only = PlanRequest { units: vec![unit], ..request.clone() };
-        return whole::single(&CostView::new(&only)?, 0);
+        return single_unit(unit, request);
     }
     let view = CostView::new(request)?;
-    if streams {
-        return throughput::pipeline(&view, options);
-    }
-    match method {
-        "sequential" => sequential::sequential(&view),
-        "interval" => interval::interval(&view, options),
-        "dag" => dag::dag(&view, options),
-        "concurrent" => {
-            let PlanRequest { profile, graph, .. } = *request;
-            let asked = ConcurrentRequest {
-                units: request.units.clone(),
-                objective: request.objective,
-                pins: request.pins.clone(),
-                ..ConcurrentRequest::new(vec![Application::new(profile, graph)])
-            };
-            concurrent::concurrent(&asked, options)
+    // Before planning, so that it counts as part of a time budget.
+    let bound = judge::bound_of_all_within(&view, Effort::within(options))?;
+    let mut plan = if streams { throughput::pipeline(&view, options)? } else { make(method, &view, options)? };
+    judge::check_memory(&plan, &[view.graph])?;
+    judge::judge(&mut plan, &[&view], goal_of(view.objective), bound)?;
+    Ok(plan)
+}
+
+/// Everything on one unit. Only this unit's costs are needed: whatever else the profile lacks does not matter, but then the
+/// bound is over plans on this unit alone.
+fn single_unit(unit: &str, request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
+    let unit: UnitAddress = unit.parse().map_err(PlanError::Core)?;
+    let only = PlanRequest { units: vec![unit.clone()], ..request.clone() };
+    let view = CostView::new(&only)?;
+    let mut plan = whole::single(&view, 0)?;
+    let bound = match CostView::new(request).and_then(|all| judge::bound_of_all(&all)) {
+        Ok(bound) => bound,
+        Err(error) => {
+            plan.notes.push(format!("the bound is over plans on {unit} alone: {error}"));
+            judge::bound_of_all(&view)?
         }
-        "phases" => phases::phases(&view),
-        "phases-exclusive" => phases::phases_exclusive(&view, options),
-        _ => auto(&view, options),
+    };
+    judge::judge(&mut plan, &[&view], goal_of(view.objective), bound)?;
+    Ok(plan)
+}
+
+/// Runs a planner; bound, gap and `exact` are the planner's own.
+fn make(method: &str, view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
+    match method {
+        "sequential" => sequential::sequential(view),
+        "interval" => interval::interval(view, options),
+        "dag" => dag::dag(view, options),
+        // One inference of one model is what `dag` plans.
+        "concurrent" => {
+            let mut plan = dag::dag(view, options)?;
+            "concurrent".clone_into(&mut plan.method);
+            Ok(plan)
+        }
+        "phases" => phases::phases(view),
+        "phases-exclusive" => phases::phases_exclusive(view, options),
+        _ => auto(view, options),
     }
 }
 
@@ -198,6 +220,12 @@ fn auto(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
     };
     if mixed.claimed < alone.claimed * (1.0 - options.minimum_gain) {
         return Ok(mixed);
+    }
+    // Both are plans of one segment after another: what is proven of one holds for the other. (A mode of a unit has no
+    // segments to be bounded by.)
+    let bounds = [mixed.model_bound, alone.model_bound];
+    if let Some(bound) = bounds.into_iter().flatten().reduce(f64::max) {
+        assemble::set_bound(&mut alone, bound);
     }
     if mixed.segments.len() > 1 {
         let gain = if alone.claimed > 0.0 { 100.0 * (1.0 - mixed.claimed / alone.claimed) } else { 0.0 };

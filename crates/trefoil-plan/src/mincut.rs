@@ -6,10 +6,40 @@
 //! likewise the other way round.
 
 use crate::problem::Problem;
+use std::collections::BTreeMap;
 
 /// The least `Σ price_u · (jobs + handovers + transfers)` over all assignments of a problem with two units, and the assignment.
 /// `price` is per unit: 1 for milliseconds, watts for millijoules. `None` when the problem has another number of units.
 pub fn minimum_cut(problem: &Problem, price: &[f64]) -> Option<(f64, Vec<u32>)> {
+    let solved = solve(problem, price)?;
+    let reached = solved.network.reachable(problem.jobs().len());
+    Some((solved.value, (0..problem.jobs().len()).map(|job| u32::from(!reached[job])).collect()))
+}
+
+/// By (tensor, reader).
+pub(crate) type CutPayments = BTreeMap<(u32, u32), f64>;
+
+/// What readers of tensors pay for being on unit 1, by (tensor, reader): the maximum flow as the witness that
+/// [`crate::bounds::priced`] describes. By the duality of flows and cuts it proves all of the minimum cut.
+pub(crate) fn cut_payments(problem: &Problem, price: &[f64]) -> Option<(f64, CutPayments)> {
+    let solved = solve(problem, price)?;
+    let mut payments = CutPayments::new();
+    for (key, arc, sign) in solved.reads {
+        // The flow through an arc is what its reverse could take back.
+        *payments.entry(key).or_insert(0.0) += sign * solved.network.left[arc as usize ^ 1];
+    }
+    Some((solved.value, payments))
+}
+
+/// A maximum flow, and the arcs between tensors and their readers.
+struct Solved {
+    value: f64,
+    network: Network,
+    /// (tensor, reader), the arc, and whether its flow is towards the reader (1) or away from it (−1).
+    reads: Vec<((u32, u32), u32, f64)>,
+}
+
+fn solve(problem: &Problem, price: &[f64]) -> Option<Solved> {
     if problem.units().len() != 2 || price.len() != 2 {
         return None;
     }
@@ -17,6 +47,7 @@ pub fn minimum_cut(problem: &Problem, price: &[f64]) -> Option<(f64, Vec<u32>)> 
     let jobs = problem.jobs().len();
     let (source, sink) = (jobs, jobs + 1);
     let mut network = Network::new(jobs + 2);
+    let mut reads = Vec::new();
     let handed = |job: usize, unit: usize| -> f64 {
         dense.outputs.row(job).iter().map(|&tensor| dense.to_host[tensor as usize * 2 + unit]).sum()
     };
@@ -46,12 +77,14 @@ pub fn minimum_cut(problem: &Problem, price: &[f64]) -> Option<(f64, Vec<u32>)> 
                 (1, maker) => {
                     network.arc(maker.unwrap_or(source), node, ms);
                     for &job in readers {
+                        reads.push(((tensor as u32, job), network.to.len() as u32, 1.0));
                         network.arc(node, job as usize, f64::INFINITY);
                     }
                 }
                 (_, maker) => {
                     network.arc(node, maker.unwrap_or(sink), ms);
                     for &job in readers {
+                        reads.push(((tensor as u32, job), network.to.len() as u32, -1.0));
                         network.arc(job as usize, node, f64::INFINITY);
                     }
                 }
@@ -59,8 +92,7 @@ pub fn minimum_cut(problem: &Problem, price: &[f64]) -> Option<(f64, Vec<u32>)> 
         }
     }
     let value = network.maximum_flow(source, sink);
-    let reached = network.reachable(source);
-    Some((value, (0..jobs).map(|job| u32::from(!reached[job])).collect()))
+    Some(Solved { value, network, reads })
 }
 
 /// A flow network (Dinic).

@@ -79,13 +79,23 @@ pub fn plan_pair(method: &str, first: &PlanRequest<'_>, second: &PlanRequest<'_>
     };
     if claimed == f64::INFINITY {
         let view = views.iter().find(|view| !view.graph.is_empty()).unwrap_or(&views[0]);
-        return Err(view.no_split("an operator runs on no unit"));
+        return Err(view.no_unit());
     }
     let mut plan = assemble_pair(&views, method, &steps)?;
     plan.claimed = claimed;
     plan.model_bound = Some(claimed);
     plan.gap = Some(0.0);
     plan.exact = true;
+    let views: Vec<&CostView<'_>> = views.iter().collect();
+    let goal = crate::goal_of(plan.objective);
+    let problem = crate::concurrent::side_by_side(&views)?.with_goal(goal)?;
+    crate::judge::judge(
+        &mut plan,
+        &views,
+        goal,
+        crate::judge::bound_of_workload(&problem, &views, crate::bounds::Effort::QUICK)?,
+    )?;
+    crate::judge::check_memory(&plan, &[views[0].graph, views[1].graph])?;
     plan.notes.push(match method {
         "joint-units" => "claimed is exact for steps that both requests finish together; the simulation starts operators as soon as they can".to_owned(),
         _ => format!(
@@ -184,7 +194,7 @@ fn own_costs(view: &CostView<'_>, paper: &PaperCosts) -> (Vec<f64>, Vec<Operator
 fn pair_rules(view: &CostView<'_>) -> Result<PairRules, PlanError> {
     let k = view.unit_count();
     let mut slowdown: [[Vec<f64>; 2]; 2] = std::array::from_fn(|_| std::array::from_fn(|_| vec![1.0; k * k]));
-    for measurement in view.index.all_newest() {
+    for measurement in view.index.newest_of(|subject| matches!(subject, Subject::Slowdown { .. })) {
         let (Subject::Slowdown { class, interference }, [slowed, other]) =
             (&measurement.subject, measurement.units.as_slice())
         else {
@@ -286,6 +296,9 @@ fn assemble_pair(views: &[CostView<'_>; 2], method: &str, steps: &[PairStep]) ->
         model_bound: None,
         gap: None,
         exact: false,
+        own: None,
+        simulated_j: None,
+        weighted: false,
         all_measured: priced.iter().flat_map(|priced| &priced.pieces).all(|piece| piece.segment.whole),
         notes: Vec::new(),
         timeline: Timeline { origin: Origin::Predicted, lanes: Vec::new() },

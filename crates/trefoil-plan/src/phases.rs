@@ -190,7 +190,7 @@ pub(crate) fn phases(view: &CostView<'_>) -> Result<Plan, PlanError> {
     let partition = Phases::of(&problem);
     let (claimed, unit, unslowed) = literal_assignment(view, &problem, &partition);
     if unit.len() < problem.jobs().len() {
-        return Err(view.no_split("an operator runs on no unit"));
+        return Err(view.no_unit());
     }
     let schedule = partition.schedule(&problem, unit, &partition.in_order());
     let mut plan = problem.to_plan(&[view], &schedule, "phases", true)?;

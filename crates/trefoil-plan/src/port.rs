@@ -61,7 +61,7 @@ impl fmt::Display for Port {
         };
         write!(
             f,
-            "{} to {}: {} operator(s), plan {:.4} → {:.4} {unit} (gain {:.4} {unit}); assumed {:.2}x the best unit's time, {basis}; today: {}",
+            "{} to {}: {} operator(s), plan {:.4} → {:.4} {unit} (gain {:.4} {unit}, predicted); assumed {:.2}x the best unit's time, {basis}; today: {}",
             self.kind,
             self.unit,
             self.operators,

@@ -8,7 +8,7 @@ use crate::problem::{Goal, Job, Problem};
 use crate::simulate::{SimulationModel, simulate};
 use crate::view::CostView;
 use std::collections::BTreeMap;
-use trefoil_core::{Objective, OperatorClass, OperatorGraph, Plan, Work};
+use trefoil_core::{Objective, OperatorClass, OperatorGraph, OwnClaim, Plan, Work};
 
 /// The goal that an objective means for one request.
 pub(crate) fn goal_of(objective: Objective) -> Goal {
@@ -45,22 +45,23 @@ pub(crate) fn plan_value(plan: &Plan, views: &[&CostView<'_>], goal: Goal) -> Re
                 let slot = completion.entry((model, task.item)).or_insert(0.0);
                 *slot = slot.max(span.end_ms);
             }
-            let (mut sum, mut weights) = (0.0, 0.0);
+            // Stages of one application are complete together.
+            let mut requests: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
             for request in &plan.requests {
                 let end = completion.get(&(request.model, request.item)).copied().unwrap_or(0.0);
-                sum += request.weight * (end - request.arrival_ms).max(0.0);
-                weights += request.weight;
+                let slot = requests.entry(request.request).or_insert((0.0, request.weight));
+                slot.0 = slot.0.max(end - request.arrival_ms);
             }
+            let (sum, weights) = requests
+                .values()
+                .fold((0.0, 0.0), |(sum, weights), &(time, weight)| (sum + weight * time.max(0.0), weights + weight));
             Ok(if weights > 0.0 { sum / weights } else { plan.simulated_ms })
         }
     }
 }
 
-/// Sets `claimed`, `model_bound`, `gap` and `exact` of a plan made of a schedule.
-///
-/// A plan whose segments cost what their operators cost alone claims that, beside the problem's bound. Where merged segments
-/// make it cheaper it claims what the simulator says of it, beside a bound over every way to cut segments: each operator at
-/// the least it can add to any of them.
+/// Sets `claimed` to what the simulator says of a plan made of a schedule, and [`Plan::own`] to what is proven of the schedule
+/// itself, in which every operator runs alone. Merged segments may make the plan cheaper than that.
 pub(crate) fn state_quality(
     plan: &mut Plan,
     problem: &Problem,
@@ -68,24 +69,15 @@ pub(crate) fn state_quality(
     solution: Option<&Solution>,
 ) -> Result<(), PlanError> {
     let alone = plan.claimed;
-    let value = plan_value(plan, views, problem.goal())?;
-    let (bound, exact) = match solution {
-        Some(solution) if (value - alone).abs() <= ROUNDING * alone.abs() => (solution.bound.value, solution.exact),
-        _ => (model_bound(&cheapest_cuts(problem, views)?).value, false),
-    };
-    plan.claimed = value;
-    crate::assemble::set_bound(plan, bound);
-    plan.exact |= exact;
-    if value < alone * (1.0 - ROUNDING)
-        && let Some(solution) = solution
-    {
-        let suffix = if problem.goal() == Goal::Energy { "J" } else { "ms" };
-        plan.notes.push(format!(
-            "with every operator alone the schedule costs {alone:.4} {suffix} (bound {:.4}{}); merged segments make it {value:.4}",
-            solution.bound.value,
-            if solution.exact { ", exact" } else { "" },
-        ));
-    }
+    plan.claimed = plan_value(plan, views, problem.goal())?;
+    let bound = solution.map_or_else(|| model_bound(problem).value, |solution| solution.bound.value).min(alone);
+    plan.own = Some(OwnClaim {
+        value: alone,
+        over: "schedules of single operators, each at its isolated cost".to_owned(),
+        bound: Some(bound),
+        gap: if bound > 0.0 { Some(alone / bound - 1.0) } else { (alone == 0.0).then_some(0.0) },
+        exact: solution.is_some_and(|solution| solution.exact) || alone <= bound * (1.0 + ROUNDING),
+    });
     Ok(())
 }
 

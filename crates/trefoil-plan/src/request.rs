@@ -16,7 +16,7 @@ pub struct PlanRequest<'a> {
     pub units: Vec<UnitAddress>,
     /// What to minimise.
     pub objective: Objective,
-    /// Placements that are not the planner's to choose. Where several match one operator the last one counts.
+    /// Placements that are not the planner's to choose. Several may match one operator if they name the same unit.
     pub pins: Vec<Pin>,
 }
 
@@ -44,6 +44,33 @@ pub struct PlanOptions {
     /// Lets `auto` choose a mode of a unit ([`trefoil_core::Profile::modes`]) on which only the whole model was measured.
     /// Off, because nothing else can be asked about such a unit: it has no operator costs to explain, certify or replay.
     pub modes: bool,
+}
+
+impl PlanOptions {
+    /// The same with a part of what is left of the budget, from now on.
+    pub(crate) fn part(&self, share: f64) -> Self {
+        let budget = match self.budget {
+            Budget::Steps(steps) => Budget::Steps((steps as f64 * share) as u64),
+            Budget::Until(clock) => {
+                let now = (clock.now_ms)();
+                Budget::Until(Clock { end_ms: now + (clock.end_ms - now).max(0.0) * share, ..clock })
+            }
+        };
+        Self { budget, ..*self }
+    }
+
+    /// Milliseconds left, where a clock decides.
+    pub(crate) fn left_ms(&self) -> Option<f64> {
+        match self.budget {
+            Budget::Steps(_) => None,
+            Budget::Until(clock) => Some(clock.end_ms - (clock.now_ms)()),
+        }
+    }
+
+    /// Whether a clock decides and the time is over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.left_ms().is_some_and(|left| left <= 0.0)
+    }
 }
 
 /// When an anytime planner stops. Planners read no clock of their own; a budget of steps makes them deterministic.

@@ -204,7 +204,7 @@ pub(crate) fn sequential(view: &CostView<'_>) -> Result<Plan, PlanError> {
     let (claimed, assignment) =
         sequential_dp(&costs.w, &costs.h2d, &costs.d2h, &view.table.accelerator, view.unit_count());
     if !view.graph.is_empty() && assignment.is_empty() {
-        return Err(view.no_split("an operator runs on no unit"));
+        return Err(view.no_unit());
     }
     let mut pieces: Vec<Piece> = Vec::new();
     for (index, &unit) in assignment.iter().enumerate() {

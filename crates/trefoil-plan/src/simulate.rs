@@ -70,7 +70,8 @@ impl SimulationModel {
 
     fn read_machine(&mut self, index: &ProfileIndex<'_>, used: &BTreeSet<&UnitAddress>) -> Result<(), PlanError> {
         self.idle_watts = self.idle_watts.or_else(|| index.profile.declared_watts.get("idle").copied());
-        for measurement in index.all_newest() {
+        let machine = |subject: &Subject| matches!(subject, Subject::Slowdown { .. } | Subject::Power);
+        for measurement in index.newest_of(machine) {
             let Outcome::Value { value } = &measurement.outcome else { continue };
             match (&measurement.subject, measurement.units.as_slice()) {
                 (Subject::Slowdown { class, interference }, [slowed, other])

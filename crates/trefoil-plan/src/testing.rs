@@ -271,3 +271,12 @@ impl Iterator for Numbers {
         Some((self.0 >> 11) as f64 / (1u64 << 53) as f64)
     }
 }
+
+/// Reads a request's costs from its profile, as every planner does first; the number of costs there are. For benches.
+///
+/// # Errors
+/// Whatever is wrong with the request.
+pub fn read_costs(request: &crate::PlanRequest<'_>) -> Result<usize, crate::PlanError> {
+    let view = crate::view::CostView::new(request)?;
+    Ok(view.table.costs.iter().flatten().count())
+}

@@ -94,6 +94,8 @@ pub struct Replay {
     pub changes: Vec<String>,
     /// What is minimised; the costs below are in its unit.
     pub objective: Objective,
+    /// What the costs of operators that the changes do not touch rest on: `measured`, or `simulated from a machine description`.
+    pub origin: String,
     /// The plan on the machine as measured.
     pub before: f64,
     /// The same plan on the changed machine; `None` when it uses a unit that is gone.
@@ -112,14 +114,17 @@ impl fmt::Display for Replay {
         let relative = |cost: f64| {
             if self.before > 0.0 { format!(" ({:+.1}%)", 100.0 * (cost / self.before - 1.0)) } else { String::new() }
         };
-        writeln!(f, "if {}:", self.changes.join(" and "))?;
-        writeln!(f, "  the plan as it is now costs {:.4} {unit}", self.before)?;
+        writeln!(f, "if {} (assumed; everything else {}):", self.changes.join(" and "), self.origin)?;
+        writeln!(f, "  the plan as it is now costs {:.4} {unit} ({})", self.before, self.plan.timeline.origin)?;
+        let origin = self.plan.timeline.origin;
         match self.replayed {
-            Some(cost) => writeln!(f, "  the same plan would cost {cost:.4} {unit}{} (predicted)", relative(cost))?,
+            Some(cost) => {
+                writeln!(f, "  the same plan would cost {cost:.4} {unit}{} ({origin})", relative(cost))?;
+            }
             None => writeln!(f, "  the same plan could not run: it uses a unit that would be gone")?,
         }
         let replanned = self.replanned;
-        writeln!(f, "  planned anew: {replanned:.4} {unit}{} (predicted; {})", relative(replanned), self.how)
+        writeln!(f, "  planned anew: {replanned:.4} {unit}{} ({origin}; {})", relative(replanned), self.how)
     }
 }
 
@@ -137,6 +142,7 @@ pub fn what_if(
     for change in changes {
         request.profile.unit(change.unit())?;
     }
+    check_changes(changes)?;
     let plan = plan_with(method, request, options)?;
     let before = score(request, &plan, &[])?.1;
     let profile = changed(request.profile, changes);
@@ -173,15 +179,56 @@ pub fn what_if(
             best = Some((cost, how, scored));
         }
     }
-    let (replanned, how, plan) = best.ok_or(PlanError::NoUnits)?;
+    let (replanned, how, mut plan) = best.ok_or(PlanError::NoUnits)?;
+    if busy.is_empty() {
+        // A plan kept from the machine as measured brings its bound along: state it for the changed one.
+        let view = CostView::new(&now)?;
+        plan.claimed = replanned;
+        (plan.model_bound, plan.gap, plan.exact) = (None, None, false);
+        let goal = crate::goal_of(request.objective);
+        crate::judge::judge(&mut plan, &[&view], goal, crate::judge::bound_of_all(&view)?)?;
+    }
     Ok(Replay {
         changes: changes.iter().map(ToString::to_string).collect(),
         objective: request.objective,
+        origin: crate::explain::label(profile_origin(request), None),
         before,
         replayed: replayed.map(|scored| scored.1),
         replanned,
         how,
         plan,
+    })
+}
+
+/// Refuses changes that contradict each other.
+fn check_changes(changes: &[WhatIf]) -> Result<(), PlanError> {
+    let gone = |unit: &UnitAddress| {
+        changes.iter().any(|change| matches!(change, WhatIf::Without { unit: gone } if gone == unit))
+    };
+    let slows = |unit: &UnitAddress| {
+        changes.iter().filter(|change| matches!(change, WhatIf::Slow { unit: slow, .. } if slow == unit)).count()
+    };
+    for change in changes {
+        let reason = match change {
+            WhatIf::Slow { unit, .. } | WhatIf::Busy { unit, .. } if gone(unit) => "another change takes the unit away",
+            WhatIf::Slow { unit, .. } if slows(unit) > 1 => "the unit is slowed twice; give one factor",
+            _ => continue,
+        };
+        return Err(PlanError::WhatIfSyntax { text: change.to_string(), reason: reason.to_owned() });
+    }
+    Ok(())
+}
+
+/// How the profile's numbers were got: measured, or the one of its operators' that must show.
+fn profile_origin(request: &PlanRequest<'_>) -> Origin {
+    let records = request.profile.measurements.iter();
+    let origins =
+        records.filter(|record| matches!(record.subject, Subject::Operator { .. })).map(|record| record.origin);
+    origins.fold(Origin::Measured, |so_far, origin| match (so_far, origin) {
+        (Origin::Simulated, _) | (_, Origin::Simulated) => Origin::Simulated,
+        (Origin::Emulated, _) | (_, Origin::Emulated) => Origin::Emulated,
+        (Origin::Measured, origin) => origin,
+        (so_far, _) => so_far,
     })
 }
 

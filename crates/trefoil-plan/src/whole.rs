@@ -87,7 +87,10 @@ pub fn import(request: &PlanRequest<'_>, assignment: &[(OperatorId, UnitAddress)
         return Err(fail(format!("operator {missing} `{}` is assigned to no unit", graph.operators[missing].name)));
     }
     let unit_of: Vec<usize> = unit_of.into_iter().flatten().collect();
-    assemble(&view, "imported", &cheapest_grouping(&view, &unit_of)?)
+    let mut plan = assemble(&view, "imported", &cheapest_grouping(&view, &unit_of)?)?;
+    crate::judge::check_memory(&plan, &[graph])?;
+    crate::judge::judge(&mut plan, &[&view], crate::goal_of(view.objective), crate::judge::bound_of_all(&view)?)?;
+    Ok(plan)
 }
 
 /// Groups an assignment into runs, trying every unit as the first.

@@ -422,7 +422,7 @@ mod through_profiles {
         for method in PAIR_METHODS {
             let energy = PlanRequest { objective: Objective::Energy, ..request.clone() };
             let plan = plan_pair(method.name, &energy, &energy).unwrap();
-            assert!(plan.claimed > 0.0 && plan.exact, "{}", method.name);
+            assert!(plan.claimed > 0.0 && plan.own.as_ref().unwrap().exact, "{}", method.name);
         }
         // Unit 0 does everything for 10 W: 6 ms.
         let energy = PlanRequest { objective: Objective::Energy, ..request.clone() };

@@ -124,8 +124,11 @@ fn pins_hold_and_impossible_pins_are_named() {
         let found = plan(method, &request(&["op0=b:CPU", "op2=b:CPU"])).unwrap();
         let sizes: Vec<_> = found.segments.iter().map(|s| (s.unit.to_string(), s.operators.len())).collect();
         assert_eq!(sizes, [("b:CPU".into(), 3), ("a:CPU".into(), 1)], "{method}");
-        let found = plan(method, &request(&["op2=b:CPU", "op2=a:CPU"])).unwrap();
-        assert_eq!(found.segments.last().unwrap().operators.len(), 2, "the last pin counts");
+        let found = plan(method, &request(&["op2=b:CPU"])).unwrap();
+        assert_eq!(found.segments.last().unwrap().operators.len(), 1);
+        let disagree = plan(method, &request(&["op2=b:CPU", "op2=a:CPU"])).unwrap_err();
+        assert!(matches!(disagree, PlanError::PinConflict { operator: 2, .. }), "{disagree}");
+        assert!(disagree.to_string().contains("`op2=b:CPU` and `op2=a:CPU`"), "{disagree}");
     }
     let error = plan("auto", &request(&["Conv*=a:CPU"])).unwrap_err().to_string();
     assert!(error.contains("Conv*=a:CPU") && error.contains("matches no operator"), "{error}");

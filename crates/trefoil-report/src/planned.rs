@@ -26,7 +26,7 @@ pub struct PlanSummary {
     pub origin: Origin,
     /// Lower bound under the same cost model.
     pub model_bound: Option<f64>,
-    /// `claimed / model_bound − 1`.
+    /// How far what the simulator says of the plan is above `model_bound`, relatively.
     pub gap: Option<f64>,
     /// Proven optimal under its cost model.
     pub exact: bool,

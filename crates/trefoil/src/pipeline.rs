@@ -110,7 +110,7 @@ pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Re
             profile,
             graph: &graph,
             units: settings.units.clone(),
-            objective: planning.objective.into(),
+            objective: planning.objective().into(),
             pins: planning.pins.clone(),
         };
         trefoil_plan::plan_with(&planning.method, &request, &run_options(planning))
@@ -216,7 +216,7 @@ fn request<'a>(settings: &Settings, measured: &'a Measured) -> PlanRequest<'a> {
         profile: &measured.profile,
         graph: &measured.graph,
         units: settings.units.clone(),
-        objective: settings.planning.objective.into(),
+        objective: settings.planning.objective().into(),
         pins: settings.planning.pins.clone(),
     }
 }
@@ -272,7 +272,8 @@ fn finish(
     }
     let comparison = compare(settings, prepared, &profile, &plans, &source, &graph, &sample_inputs, quiet)?;
     let mut verdict = trefoil_run::guard(&comparison);
-    if settings.planning.objective == crate::cli::ObjectiveArg::Energy && plans.iter().any(|(name, ..)| name == PLAN) {
+    if settings.planning.objective() == crate::cli::ObjectiveArg::Energy && plans.iter().any(|(name, ..)| name == PLAN)
+    {
         verdict.choice = Some(PLAN.to_owned());
         verdict.uses_plan = true;
         notes.push(format!("planned for energy, so the latency comparison does not decide ({})", verdict.message));
@@ -349,7 +350,7 @@ fn sequential_plan(settings: &Settings, profile: &Profile, graph: &OperatorGraph
         profile,
         graph,
         units: settings.units.clone(),
-        objective: settings.planning.objective.into(),
+        objective: settings.planning.objective().into(),
         pins: settings.planning.pins.clone(),
     };
     trefoil_plan::plan(SEQUENTIAL, &request).ok()

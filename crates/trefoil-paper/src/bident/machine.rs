@@ -118,6 +118,8 @@ pub struct Sequential {
     pub single_ms: [Option<f64>; 3],
     /// Of the best single unit.
     pub best_single_ms: f64,
+    /// Joules of the least-energy single unit.
+    pub single_joules: f64,
     /// Of the latency-optimal schedule.
     pub sequential_ms: f64,
     /// `best_single_ms / sequential_ms`.
@@ -157,6 +159,7 @@ pub(crate) fn sequential(name: String, costs: &Costs) -> Sequential {
         operators: rows,
         single_ms: [single(0), single(1), single(2)],
         best_single_ms,
+        single_joules: baseline,
         sequential_ms,
         speedup: best_single_ms / sequential_ms,
         placed,

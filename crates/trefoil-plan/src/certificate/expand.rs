@@ -3,6 +3,7 @@
 
 use super::{Claim, Costs, Rule};
 use crate::PlanError;
+use crate::problem::Goal;
 use crate::simulate::{Simulation, SimulationModel, simulate};
 use crate::view::CostView;
 use std::collections::BTreeMap;
@@ -13,8 +14,19 @@ const EQUAL: f64 = 1e-9;
 
 pub(super) fn parallel(views: &[&CostView<'_>], plan: &Plan) -> Result<(Plan, Claim, Costs), PlanError> {
     let energy = plan.objective == Objective::Energy;
-    let rule = if energy { Rule::Energy } else { Rule::Makespan };
-    let value = |simulation: &Simulation| if energy { simulation.energy_j } else { Some(simulation.makespan_ms) };
+    let rule = match (energy, plan.weighted) {
+        (true, _) => Rule::Energy,
+        (false, true) => Rule::WeightedCompletion,
+        (false, false) => Rule::Makespan,
+    };
+    let value = |plan: &Plan, simulation: &Simulation| match rule {
+        Rule::Energy => simulation.energy_j,
+        Rule::WeightedCompletion => {
+            let timed = Plan { timeline: simulation.timeline.clone(), ..plan.clone() };
+            crate::quality::plan_value(&timed, views, Goal::WeightedCompletion).ok()
+        }
+        _ => Some(simulation.makespan_ms),
+    };
     let run = |plan: &Plan| -> Result<Simulation, PlanError> {
         let indices: Vec<_> = views.iter().map(|view| &view.index).collect();
         let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
@@ -22,7 +34,7 @@ pub(super) fn parallel(views: &[&CostView<'_>], plan: &Plan) -> Result<(Plan, Cl
     };
     if let Some(mut apart) = expand(views, plan) {
         let simulation = run(&apart)?;
-        let own = value(&simulation);
+        let own = value(&apart, &simulation);
         if own.is_some_and(|own| (own - plan.claimed).abs() <= EQUAL * plan.claimed.abs()) {
             apart.timeline = simulation.timeline;
             let claim = Claim { rule, value: plan.claimed, simulated_ms: simulation.makespan_ms };
@@ -32,7 +44,7 @@ pub(super) fn parallel(views: &[&CostView<'_>], plan: &Plan) -> Result<(Plan, Cl
     let simulation = run(plan)?;
     let mut plan = plan.clone();
     // Without the power that an energy needs, the makespan is all that can be certified.
-    let (rule, cost) = match value(&simulation) {
+    let (rule, cost) = match value(&plan, &simulation) {
         Some(cost) => (rule, cost),
         None => (Rule::Makespan, simulation.makespan_ms),
     };

@@ -1,8 +1,10 @@
 //! Witnesses of lower bounds.
 
-use super::{Costs, Cut, Proof, Rule};
-use crate::bounds::{Blocks, LeastTimes};
+use super::{Costs, Cut, Payment, Proof, Rule};
+use crate::bounds::priced::{self, Border, Part, Pricing};
+use crate::bounds::{Blocks, Effort, LeastTimes};
 use crate::cuts::IntervalGraph;
+use crate::mincut::cut_payments;
 use crate::problem::{Instance, Problem, ProblemRequest};
 use crate::quality::cheapest_cuts;
 use crate::sequential::PaperCosts;
@@ -119,13 +121,17 @@ pub(super) fn parallel(
         request.map_or(0.0, |request| request.arrival_ms)
     };
     let mut proofs = Vec::new();
+    // Without arrivals.
+    let mut paths: Vec<f64> = Vec::new();
     let models = if rule == Rule::Period { &[][..] } else { views };
     let once = executions.len() == 1 && executions.values().all(|&count| count == 1);
     for (model, view) in models.iter().enumerate() {
         let problem = least_problem(&[view], Problem::from_view(view)?, costs)?;
-        let mut proof = path(&problem, once, model);
+        let segments = (costs == Costs::Segments).then_some(*view);
+        let mut proof = path(&problem, once, model, segments);
         let latest = executions.keys().filter(|of| of.0 as usize == model).map(|of| arrival(of.0, of.1));
         if let Proof::Path { value, .. } = &mut proof {
+            paths.push(*value);
             *value += latest.fold(0.0, f64::max);
         }
         proofs.push(proof);
@@ -145,11 +151,136 @@ pub(super) fn parallel(
     let all: Vec<u32> = (0..whole.jobs().len() as u32).collect();
     let (value, weights) = least.load(&whole, &all, true, ROUNDS);
     proofs.push(Proof::Load { value, weights: named(&whole, value, &weights) });
+    let shares: Vec<Share> = views
+        .iter()
+        .enumerate()
+        .map(|(model, view)| {
+            let of = executions.iter().filter(|entry| entry.0.0 as usize == model);
+            let count = of.clone().map(|entry| f64::from(*entry.1)).sum();
+            let once = of.clone().all(|entry| *entry.1 == 1);
+            Ok(Share { model, problem: least_problem(&[view], Problem::from_view(view)?, costs)?, count, once })
+        })
+        .collect::<Result<_, PlanError>>()?;
+    if whole.units().len() <= priced::MOST_UNITS && rule != Rule::WeightedCompletion {
+        proofs.extend(priced_load(&whole, &weights, &shares, costs == Costs::Operators));
+    }
     if rule == Rule::Energy {
         let makespan = proofs.iter().map(Proof::value).fold(0.0, f64::max);
-        proofs.push(Proof::Energy { value: energy(&whole, &least, makespan) });
+        let idling = whole.idle_watts().unwrap_or(0.0) * makespan / 1e3;
+        let without_transfers = energy(&whole, &least, makespan);
+        let (with_transfers, payments) = priced_energy(&least, &shares);
+        let with_transfers = with_transfers + idling;
+        proofs.push(if with_transfers > without_transfers {
+            Proof::Energy { value: with_transfers, payments }
+        } else {
+            Proof::Energy { value: without_transfers, payments: Vec::new() }
+        });
+    }
+    if rule == Rule::WeightedCompletion {
+        let mut requests: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+        for request in &plan.requests {
+            let slot = requests.entry(request.request).or_insert((0.0, request.weight));
+            slot.0 = slot.0.max(paths.get(request.model as usize).copied().unwrap_or(0.0));
+        }
+        let (sum, weights) = requests
+            .values()
+            .fold((0.0, 0.0), |(sum, weights), &(time, weight)| (sum + weight * time, weights + weight));
+        proofs.push(Proof::Completions { value: if weights > 0.0 { sum / weights } else { 0.0 } });
     }
     Ok(proofs)
+}
+
+/// One model's part of a workload.
+struct Share {
+    model: usize,
+    /// One execution.
+    problem: Problem,
+    /// Executions.
+    count: f64,
+    /// Whether every item executes it once: only then each execution brings inputs and hands outputs over.
+    once: bool,
+}
+
+impl Share {
+    fn part(&self, classed: bool) -> Part {
+        if self.once {
+            return Part::whole(&self.problem, classed);
+        }
+        let mut local = vec![0; self.problem.jobs().len()];
+        for (at, &job) in self.problem.topological().iter().enumerate() {
+            local[job as usize] = at as u32;
+        }
+        let border = Border { local: &local, classed, ..Border::default() };
+        Part::new(&self.problem, self.problem.topological(), border)
+    }
+
+    fn payments(&self, part: &Part, paid: &[f64]) -> Vec<Payment> {
+        let rows = part.payments(paid).into_iter().filter(|row| row.2.iter().any(|&paid| paid != 0.0));
+        rows.map(|(tensor, job, paid)| self.payment(tensor, job, paid)).collect()
+    }
+
+    fn payment(&self, tensor: u32, job: u32, paid: Vec<f64>) -> Payment {
+        Payment {
+            model: self.model,
+            tensor: self.problem.tensors()[tensor as usize].tensor,
+            reader: self.problem.jobs()[job as usize].operators[0],
+            paid,
+        }
+    }
+}
+
+/// Rounds of the search for weights and payments.
+const PRICED_ROUNDS: usize = 120;
+
+/// The load with transfers: weights from the whole workload, payments for one execution of each model.
+fn priced_load(whole: &Problem, weights: &[f64], shares: &[Share], classed: bool) -> Option<Proof> {
+    let units = whole.units().len();
+    let moments = priced::moments(whole, classed);
+    let start: Vec<f64> = (0..2 * units).map(|at| weights[at / 2]).collect();
+    let rounds = Effort::THOROUGH.rounds(whole.jobs().len(), units, 8, PRICED_ROUNDS);
+    let part = Part::whole(whole, classed);
+    let weights = Pricing::new(&part, &moments).search(Some(&start), rounds, rounds).1.weights;
+    let (mut value, mut payments) = (0.0, Vec::new());
+    for share in shares {
+        let part = share.part(classed);
+        let (least, paid) = Pricing::new(&part, &moments).at_prices(&weights, rounds);
+        value += least * share.count;
+        payments.extend(share.payments(&part, &paid));
+    }
+    let by_unit = |at: usize| [weights[2 * at], weights[2 * at + usize::from(classed)]];
+    let names = whole.units().iter().enumerate().map(|(at, unit)| (unit.address.to_string(), by_unit(at)));
+    (value > 0.0).then(|| Proof::PricedLoad { value, weights: names.collect(), payments })
+}
+
+/// Work and transfers at prices of watts above idling, in joules: a minimum cut for two units. 0 where a unit draws less
+/// than idling.
+fn priced_energy(least: &LeastTimes, shares: &[Share]) -> (f64, Vec<Payment>) {
+    let (mut value, mut payments) = (0.0, Vec::new());
+    for share in shares {
+        let problem = &share.problem;
+        let idle = problem.idle_watts().unwrap_or(0.0);
+        let units = problem.units().len();
+        let prices: Vec<f64> = (0..units)
+            .map(|unit| (problem.units()[unit].watts.unwrap_or(0.0) - idle) * least.least_factor(unit))
+            .collect();
+        if prices.iter().any(|&price| price < 0.0) || units > priced::MOST_UNITS {
+            return (0.0, Vec::new());
+        }
+        if share.once
+            && let Some((cut, paid)) = cut_payments(problem, &prices)
+        {
+            value += cut * share.count;
+            payments.extend(paid.into_iter().map(|((tensor, job), paid)| share.payment(tensor, job, vec![0.0, paid])));
+            continue;
+        }
+        let part = share.part(false);
+        let weights: Vec<f64> = (0..2 * units).map(|at| prices[at / 2]).collect();
+        let rounds = Effort::THOROUGH.rounds(problem.jobs().len(), units, 8, PRICED_ROUNDS);
+        let (cost, paid) = Pricing::new(&part, &[]).at_prices(&weights, rounds);
+        value += cost * share.count;
+        payments.extend(share.payments(&part, &paid));
+    }
+    (value / 1e3, payments)
 }
 
 /// The problem whose jobs take the least that their operators can add to a plan of segments.
@@ -176,9 +307,13 @@ fn named(problem: &Problem, value: f64, weights: &[f64]) -> BTreeMap<String, f64
     names.zip(weights.iter().map(|&weight| if value > 0.0 { weight } else { 0.0 })).collect()
 }
 
-/// Earliest ends, with the load between cuts where a model is executed once.
-fn path(problem: &Problem, series: bool, model: usize) -> Proof {
-    let least = LeastTimes::new(problem);
+/// Earliest ends, with the load between cuts where a model is executed once. Over plans of `segments` every segment costs
+/// something beyond its operators.
+fn path(problem: &Problem, series: bool, model: usize, segments: Option<&CostView<'_>>) -> Proof {
+    let mut least = LeastTimes::new(problem);
+    if let Some(view) = segments {
+        least.starts(&[view]);
+    }
     let units = problem.units().len();
     let blocks = if series { Blocks::new(problem) } else { Blocks::default() };
     let mut ends = vec![f64::INFINITY; problem.jobs().len() * units];
@@ -200,9 +335,16 @@ fn path(problem: &Problem, series: bool, model: usize) -> Proof {
         }
         for unit in 0..units {
             let mut start = floor;
+            let begins = least.start(problem, at, unit);
+            if problem.dense.inputs.row(at).is_empty() {
+                start += begins;
+            }
             for &tensor in problem.dense.inputs.row(at) {
                 let tensor = tensor as usize;
-                let price = |from: usize| problem.dense.transfer(tensor, from, unit) * least.transfer_factor(unit);
+                let price = |from: usize| {
+                    let transfer = problem.dense.transfer(tensor, from, unit) * least.transfer_factor(unit);
+                    transfer + if from == unit { 0.0 } else { begins }
+                };
                 let there = match problem.dense.producer[tensor] {
                     u32::MAX => price(units),
                     maker => (0..units)

@@ -77,6 +77,14 @@ impl Meter {
         (left * share) as u64
     }
 
+    /// Milliseconds left, where a clock decides.
+    pub fn left_ms(&self) -> Option<f64> {
+        match self.budget {
+            Budget::Steps(_) => None,
+            Budget::Until(clock) => Some(clock.end_ms - (clock.now_ms)()),
+        }
+    }
+
     pub fn is_used_up(&self) -> bool {
         self.used() >= 1.0
     }

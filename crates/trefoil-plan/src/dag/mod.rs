@@ -21,9 +21,9 @@ mod window;
 pub(crate) use plan::dag;
 
 use crate::PlanError;
-use crate::bounds::{Bound, load_weights, model_bound};
+use crate::bounds::{Bound, Effort, bound_within, load_weights};
 use crate::problem::{Evaluation, Goal, Problem, Schedule};
-use crate::request::PlanOptions;
+use crate::request::{Budget, PlanOptions};
 use anneal::{Meter, Random};
 use construct::Guess;
 use decode::{Choice, Decoder};
@@ -32,6 +32,19 @@ use decode::{Choice, Decoder};
 pub const EXACT_JOBS: usize = 12;
 /// Problems above this many jobs are improved window by window.
 pub const WINDOW_JOBS: usize = 160;
+
+/// How many times as long as evaluating and decoding one assignment list scheduling with insertion takes, at most.
+const HEFT_OVER_DECODING: f64 = 6.0;
+/// Microseconds per job that it takes to write a schedule down as a plan, on a slow machine.
+const WRITING_US: f64 = 25.0;
+
+/// The options with a time budget that ends early enough to write the plan down.
+pub(crate) fn before_writing(problem: &Problem, options: &PlanOptions) -> PlanOptions {
+    let Budget::Until(clock) = options.budget else { return *options };
+    let left = (clock.end_ms - (clock.now_ms)()).max(0.0);
+    let writing = (problem.jobs().len() as f64 * WRITING_US / 1e3).min(0.5 * left);
+    PlanOptions { budget: Budget::Until(crate::Clock { end_ms: clock.end_ms - writing, ..clock }), ..*options }
+}
 
 /// A schedule with what is known about its quality.
 #[derive(Debug, Clone)]
@@ -66,8 +79,8 @@ impl Solution {
 /// # Errors
 /// [`PlanError::Problem`] when a hint is no assignment of the problem.
 pub fn solve(problem: &Problem, hints: &[Vec<u32>], options: &PlanOptions) -> Result<Solution, PlanError> {
-    let bound = model_bound(problem);
     let mut meter = Meter::new(options);
+    let bound = bound_within(problem, Effort::within(options));
     let mut search = Search { problem, bound: bound.value, decoder: Decoder::new(problem), best: None, choice: None };
     let units = problem.units().len() as u32;
     for hint in hints {
@@ -167,10 +180,12 @@ impl Search<'_> {
             assignments.extend(crate::mincut::minimum_cut(problem, &prices).map(|(_, unit)| unit));
         }
         assignments.dedup();
+        let mut decoding = None;
         for (number, unit) in assignments.into_iter().enumerate() {
-            if self.is_optimal() || number > hints.len() && meter.is_used_up() {
+            if self.is_optimal() || number > 0 && meter.is_used_up() {
                 return Ok(());
             }
+            let begun = meter.left_ms();
             // One after another, so that nothing slows anything: what sequential planners mean.
             let mut serial = Schedule::from_jobs(problem, unit.clone(), problem.topological());
             serial.after = problem.topological().windows(2).map(|pair| (pair[0], pair[1])).collect();
@@ -180,6 +195,12 @@ impl Search<'_> {
                 self.try_choice(construct::by_request(problem, choice.clone()))?;
             }
             self.try_choice(choice)?;
+            decoding = begun.zip(meter.left_ms()).map(|(before, now)| before - now);
+        }
+        // Inserting into gaps takes several times as long as decoding an assignment.
+        let lasts = |times: f64| meter.left_ms().zip(decoding).is_some_and(|(left, once)| left < times * once);
+        if lasts(HEFT_OVER_DECODING) {
+            return Ok(());
         }
         let weights = load_weights(problem);
         let mut penalties = vec![Vec::new()];
@@ -192,7 +213,7 @@ impl Search<'_> {
         }
         for guess in [Guess::Mean, Guess::Least] {
             for penalty in &penalties {
-                if self.is_optimal() || meter.is_used_up() {
+                if self.is_optimal() || meter.is_used_up() || lasts(HEFT_OVER_DECODING) {
                     return Ok(());
                 }
                 let choice = construct::heft(problem, guess, penalty);
@@ -209,8 +230,8 @@ impl Search<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PlanRequest;
     use crate::testing::{Numbers, ProfileBuilder, graph};
-    use crate::{Budget, PlanRequest};
 
     fn random(jobs: u32, seed: u64) -> Problem {
         let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9) | 1);

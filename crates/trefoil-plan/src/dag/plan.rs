@@ -10,6 +10,8 @@ use crate::view::CostView;
 use crate::{PlanError, phases, sequential, whole};
 use trefoil_core::{CoreError, OperatorId, Plan};
 
+/// Part of a time budget for `interval`, and as much again for the other planners.
+const OTHERS_SHARE: f64 = 0.2;
 /// Most operators for which phases with barriers are a contestant: they are solved one by one.
 const PHASES_JOBS: usize = 1_000;
 
@@ -17,16 +19,34 @@ const PHASES_JOBS: usize = 1_000;
 /// `sequential`, `phases` and every single unit plan, as they stand. All by the simulator.
 pub(crate) fn dag(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
     let goal = goal_of(view.objective);
-    let interval = crate::interval::interval(view, options);
     let mut contestants: Vec<(Plan, String)> = Vec::new();
-    // Holds for every way to cut segments; nothing is known where an operator runs inside larger segments only.
-    let mut bound = 0.0;
+    let interval = crate::interval::interval(view, &options.part(OTHERS_SHARE));
+    let noted = |plan: Plan| {
+        let note = format!("nothing better was found than what `{}` plans", plan.method);
+        (plan, note)
+    };
+    let mut others: Vec<(Plan, String)> = Vec::new();
+    // With little time for many operators the other planners are left out one by one.
+    let others_end = options.part(OTHERS_SHARE);
+    let singles = (0..view.unit_count())
+        .map(|unit| -> Box<dyn Fn() -> Result<Plan, PlanError> + '_> { Box::new(move || whole::single(view, unit)) });
+    let planners = singles.chain([
+        Box::new(|| sequential::sequential(view)) as Box<dyn Fn() -> Result<Plan, PlanError> + '_>,
+        Box::new(|| phases::phases(view)),
+    ]);
+    for planner in planners {
+        if others_end.is_over() && (interval.is_ok() || !others.is_empty()) {
+            break;
+        }
+        others.extend(planner().ok().map(noted));
+    }
+    let mut searched = None;
     match Problem::from_view(view) {
         Ok(problem) => {
             let problem = problem.with_goal(goal)?;
-            bound = crate::model_bound(&crate::quality::cheapest_cuts(&problem, &[view])?).value;
             let mut hints = hints(view, &problem, interval.as_ref().ok());
-            if problem.jobs().len() <= PHASES_JOBS {
+            let hurried = options.left_ms().is_some_and(|left| left < problem.jobs().len() as f64);
+            if problem.jobs().len() <= PHASES_JOBS && !hurried {
                 let partition = Phases::of(&problem);
                 let (schedule, evaluation) = phases::exclusive(&problem, &partition, &hints, options)?;
                 let mut plan = problem.to_plan(&[view], &schedule, "phases-exclusive", true)?;
@@ -34,8 +54,10 @@ pub(crate) fn dag(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, Pl
                 contestants.push((plan, "phases with barriers were best".to_owned()));
                 hints.push(schedule.unit);
             }
-            let solution = solve(&problem, &hints, &part(options, 0.8))?;
-            contestants.push((plan_of(view, &problem, &solution)?, String::new()));
+            let solution = solve(&problem, &hints, &super::before_writing(&problem, &part(options, 0.8)))?;
+            let plan = plan_of(view, &problem, &solution)?;
+            searched.clone_from(&plan.own);
+            contestants.push((plan, String::new()));
         }
         // An operator that runs inside larger segments only: schedule those.
         Err(PlanError::Core(CoreError::Unplaceable { .. })) if interval.is_ok() => {}
@@ -44,38 +66,40 @@ pub(crate) fn dag(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, Pl
     if let Ok(interval) = &interval
         && interval.segments.len() > 1
         && interval.segments.len() < view.graph.len()
+        && !options.is_over()
     {
         let groups: Vec<Vec<OperatorId>> = interval.segments.iter().map(|segment| segment.operators.clone()).collect();
         let problem = Problem::from_groups(view, &groups)?.with_goal(goal)?;
         let units = interval.segments.iter().filter_map(|segment| view.unit_index(&segment.unit));
         let hint: Vec<u32> = units.map(|unit| unit as u32).collect();
-        let solution = solve(&problem, &[hint], &part(options, 1.0))?;
+        let solution = solve(&problem, &[hint], &super::before_writing(&problem, &part(options, 1.0)))?;
         let mut plan = plan_of(view, &problem, &solution)?;
         // A bound for these segments says nothing about other cuts.
-        crate::assemble::set_bound(&mut plan, bound);
+        plan.own = None;
         contestants.push((plan, "its segments are those of `interval`".to_owned()));
     }
-    let mut others: Vec<Plan> = (0..view.unit_count()).filter_map(|unit| whole::single(view, unit).ok()).collect();
-    others.extend(interval.ok());
-    others.extend(sequential::sequential(view).ok());
-    others.extend(phases::phases(view).ok());
-    contestants.extend(others.into_iter().map(|plan| {
-        let note = format!("nothing better was found than what `{}` plans", plan.method);
-        (plan, note)
-    }));
+    contestants.extend(interval.ok().map(noted));
+    contestants.extend(others);
     let mut best: Option<(f64, Plan, String)> = None;
+    let mut over_memory = None;
     for (plan, note) in contestants {
+        if let Err(error) = crate::judge::check_memory(&plan, &[view.graph]) {
+            over_memory = over_memory.or(Some(error));
+            continue;
+        }
         let value = plan_value(&plan, &[view], goal)?;
         if best.as_ref().is_none_or(|(known, ..)| value < known * (1.0 - crate::assemble::ROUNDING)) {
             best = Some((value, plan, note));
         }
     }
-    let Some((value, mut plan, note)) = best else { return Err(view.no_split("no planner found a plan")) };
-    if plan.method != "dag" {
-        "dag".clone_into(&mut plan.method);
-        plan.claimed = value;
-        crate::assemble::set_bound(&mut plan, bound);
-    }
+    let Some((value, mut plan, note)) = best else {
+        return Err(over_memory.unwrap_or_else(|| view.no_split("no planner found a plan")));
+    };
+    // What is proven of the schedules of single operators holds beside whichever plan is best.
+    plan.own = searched;
+    "dag".clone_into(&mut plan.method);
+    plan.claimed = value;
+    plan.model_bound = None;
     if !note.is_empty() {
         plan.notes.push(note);
     }

@@ -120,11 +120,11 @@ pub(super) fn chain_front(problem: &Problem, order: &[u32], weights: &Weights) -
                 let parent = levels[at][unit][index].parent as usize;
                 (index, unit) = (parent / units, parent % units);
             }
-            FrontPoint { cost, schedule: Schedule::from_jobs(problem, unit_of, order) }
+            (cost, FrontPoint { cost, schedule: Schedule::from_jobs(problem, unit_of, order) })
         })
         .collect();
     let (points, thinned) = undominated(points);
-    Some(Front { points, exact: exact && !thinned })
+    Some(Front { points: points.into_iter().map(|point| point.1).collect(), exact: exact && !thinned })
 }
 
 impl Chain<'_> {

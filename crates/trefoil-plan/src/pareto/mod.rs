@@ -6,6 +6,9 @@
 //!   are spread; a label remembers which it has loaded where. Limits of the units are obeyed.
 //! * **Elsewhere** the front is a heuristic: the planners' own plans, and the steps of walks between them that move one group
 //!   of jobs at a time, best exchange of time for energy (or memory) first, each scored by the simulator.
+//!
+//! That is about operators that each run alone ([`pareto`]). [`pareto_plans`] makes plans of them, whose neighbours merge into segments;
+//! the other planners' plans and splits for mixtures of time and energy compete, and all are scored by the simulator as they stand.
 
 mod chain;
 
@@ -49,44 +52,104 @@ pub struct FrontPoint {
 /// The front as plans, by latency.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct PlanFront {
-    /// Each with what it costs when every operator runs alone.
+    /// Each with what it costs by the simulator, segments and all.
     pub points: Vec<(Cost, Plan)>,
     /// Whether it is the whole front.
     pub exact: bool,
 }
 
-/// The front of a model. `request.objective` does not matter; energies are told where every unit's power is known.
+/// Planners whose plans a front starts from, and which none of its points may be beaten by.
+const SEEDS: [&str; 4] = ["dag", "auto", "interval", "sequential"];
+/// Part of what is left of the budget that each of them may use.
+const SEED_SHARE: f64 = 0.3;
+/// Mixtures of time and energy for which split plans are searched.
+const MIXTURES: [f64; 5] = [0.1, 0.3, 0.5, 0.7, 0.9];
+
+/// The front of a model. `request.objective` does not matter; energies are told where every unit's power is known. Every point
+/// is a plan scored like any other, and the plans of the other planners compete.
 ///
 /// # Errors
 /// [`PlanError::NoSplit`] when no plan obeys the units' memory limits; whatever is wrong with the request.
 pub fn pareto_plans(request: &PlanRequest<'_>, options: &PlanOptions) -> Result<PlanFront, PlanError> {
     let view = CostView::new(&PlanRequest { objective: Objective::Latency, ..request.clone() })?;
-    let problem = Problem::from_view(&view)?;
-    let mut seeds = Vec::new();
-    if chain_order(&problem).is_none() {
-        for objective in [Objective::Latency, Objective::Energy] {
-            for method in SEEDS {
-                // Energy may not be plannable, and a seed is not owed.
-                if let Ok(plan) = plan_with(method, &PlanRequest { objective, ..request.clone() }, options) {
-                    seeds.push(schedule_of(&problem, &plan));
-                }
+    let mut plans: Vec<Plan> = Vec::new();
+    let mut refused = None;
+    for objective in [Objective::Latency, Objective::Energy] {
+        for method in SEEDS {
+            // Energy may not be plannable, and a seed is not owed.
+            match plan_with(method, &PlanRequest { objective, ..request.clone() }, &options.part(SEED_SHARE)) {
+                Ok(plan) => plans.push(plan),
+                Err(error @ PlanError::Memory { .. }) => refused = refused.or(Some(error)),
+                Err(_) => {}
             }
         }
     }
-    let front = pareto(&problem, &seeds);
-    if front.points.is_empty() && !problem.jobs().is_empty() {
-        return Err(view.no_split("every plan found exceeds the memory of a unit"));
+    plans.extend((0..view.unit_count()).filter_map(|unit| crate::whole::single(&view, unit).ok()));
+    plans.extend(mixed(CostView::new(&PlanRequest { objective: Objective::Latency, ..request.clone() })?, options));
+    let mut exact = false;
+    // An operator that runs inside larger segments only has no schedule of its own.
+    if let Ok(problem) = Problem::from_view(&view) {
+        let seeds: Vec<Schedule> = plans.iter().map(|plan| schedule_of(&problem, plan)).collect();
+        let front = pareto(&problem, &seeds);
+        // What is exact about lone operators is exact about all plans where segments save nothing.
+        let least = Problem::of_least(&view)?;
+        exact = front.exact
+            && least.dense.ms.iter().zip(&problem.dense.ms).all(|(least, ms)| least >= &(ms * (1.0 - ROUNDING)));
+        for point in front.points {
+            plans.push(problem.to_plan(&[&view], &point.schedule, "pareto", true)?);
+        }
     }
-    let points = front
-        .points
-        .iter()
-        .map(|point| Ok((point.cost, problem.to_plan(&[&view], &point.schedule, "pareto", true)?)))
-        .collect::<Result<_, PlanError>>()?;
-    Ok(PlanFront { points, exact: front.exact })
+    let mut points: Vec<(Cost, Plan)> = Vec::new();
+    for mut plan in plans {
+        if plan.over_memory(&[view.graph]).is_some() {
+            continue;
+        }
+        let cost = cost_of(&plan, &view);
+        "pareto".clone_into(&mut plan.method);
+        plan.objective = Objective::Latency;
+        plan.claimed = cost.latency_ms;
+        plan.simulated_j = cost.energy_j;
+        plan.own = None;
+        points.push((cost, plan));
+    }
+    if points.is_empty() && !view.graph.is_empty() {
+        return Err(refused.unwrap_or_else(|| view.no_split("every plan found exceeds the memory of a unit")));
+    }
+    let (mut points, _) = undominated(points);
+    let bound = crate::judge::bound_of_all(&view)?;
+    for (_, plan) in &mut points {
+        plan.model_bound = None;
+        (plan.gap, plan.exact) = (None, false);
+        crate::judge::judge(plan, &[&view], crate::problem::Goal::Makespan, bound)?;
+        plan.own = None;
+    }
+    Ok(PlanFront { points, exact })
 }
 
-/// Planners whose plans a heuristic front starts from.
-const SEEDS: [&str; 3] = ["dag", "interval", "sequential"];
+/// What a plan costs by the simulator.
+fn cost_of(plan: &Plan, view: &CostView<'_>) -> Cost {
+    let energy = crate::quality::plan_value(plan, &[view], crate::problem::Goal::Energy);
+    Cost {
+        latency_ms: plan.simulated_ms,
+        energy_j: energy.ok(),
+        memory_bytes: plan.weights_held(&[view.graph]).values().sum(),
+    }
+}
+
+/// Splits into segments that are best for mixtures of time and energy.
+fn mixed(mut view: CostView<'_>, options: &PlanOptions) -> Vec<Plan> {
+    let Some(watts) = view.table.watts.iter().copied().collect::<Option<Vec<f64>>>() else { return Vec::new() };
+    let mean = watts.iter().sum::<f64>() / watts.len().max(1) as f64;
+    let mut plans = Vec::new();
+    for share in MIXTURES.into_iter().filter(|_| mean > 0.0) {
+        if options.is_over() {
+            break;
+        }
+        view.per_ms = watts.iter().map(|watts| share + (1.0 - share) * watts / mean).collect();
+        plans.extend(crate::interval::interval(&view, options));
+    }
+    plans
+}
 
 /// A plan's placement and order, of lone operators.
 pub(crate) fn schedule_of(problem: &Problem, plan: &Plan) -> Schedule {
@@ -188,18 +251,15 @@ fn fits(problem: &Problem, held: &[u64]) -> bool {
 }
 
 /// Keeps points that no other covers, by latency; the second value tells whether more were left than are given.
-fn undominated(mut points: Vec<FrontPoint>) -> (Vec<FrontPoint>, bool) {
-    points.sort_by(|a, b| {
+fn undominated<T>(mut points: Vec<(Cost, T)>) -> (Vec<(Cost, T)>, bool) {
+    points.sort_by(|(a, _), (b, _)| {
         let key = |cost: &Cost| (cost.energy_j.unwrap_or(0.0), cost.memory_bytes);
-        a.cost
-            .latency_ms
-            .total_cmp(&b.cost.latency_ms)
-            .then(key(&a.cost).partial_cmp(&key(&b.cost)).unwrap_or(std::cmp::Ordering::Equal))
+        a.latency_ms.total_cmp(&b.latency_ms).then(key(a).partial_cmp(&key(b)).unwrap_or(std::cmp::Ordering::Equal))
     });
-    let mut kept: Vec<FrontPoint> = Vec::new();
+    let mut kept: Vec<(Cost, T)> = Vec::new();
     for point in points {
-        if !kept.iter().any(|other| other.cost.covers(&point.cost)) {
-            kept.retain(|other| !point.cost.covers(&other.cost));
+        if !kept.iter().any(|other| other.0.covers(&point.0)) {
+            kept.retain(|other| !point.0.covers(&other.0));
             kept.push(point);
         }
     }
@@ -222,8 +282,8 @@ fn walk_front(problem: &Problem, seeds: &[Schedule], weights: &Weights) -> Front
     let mut starts: Vec<Schedule> = seeds.to_vec();
     starts.extend([heft(problem), fastest_unit(problem), ranked(problem, least_energy(problem))]);
     starts.extend((0..problem.units().len()).filter_map(|unit| alone(problem, unit)));
-    let mut points: Vec<FrontPoint> = Vec::new();
-    let score = |schedule: Schedule, points: &mut Vec<FrontPoint>| {
+    let mut points: Vec<(Cost, FrontPoint)> = Vec::new();
+    let score = |schedule: Schedule, points: &mut Vec<(Cost, FrontPoint)>| {
         let Ok(evaluation) = problem.evaluate(&schedule) else { return };
         let held = weights.held(&schedule.unit, problem.units().len());
         if fits(problem, &held) {
@@ -232,7 +292,7 @@ fn walk_front(problem: &Problem, seeds: &[Schedule], weights: &Weights) -> Front
                 energy_j: evaluation.energy_j,
                 memory_bytes: held.iter().sum(),
             };
-            points.push(FrontPoint { cost, schedule });
+            points.push((cost, FrontPoint { cost, schedule }));
         }
     };
     for schedule in &starts {
@@ -246,11 +306,11 @@ fn walk_front(problem: &Problem, seeds: &[Schedule], weights: &Weights) -> Front
         .take(8)
         .collect();
     for (from, to) in pairs {
-        for schedule in walk(problem, &front[from].schedule, &front[to].schedule) {
+        for schedule in walk(problem, &front[from].1.schedule, &front[to].1.schedule) {
             score(schedule, &mut points);
         }
     }
-    Front { points: undominated(points).0, exact: false }
+    Front { points: undominated(points).0.into_iter().map(|point| point.1).collect(), exact: false }
 }
 
 /// Each job where it takes the least energy alone.

@@ -28,6 +28,9 @@ pub(crate) struct Link {
     pub to: (usize, TensorId),
 }
 
+/// Milliseconds of a group of operators on a unit, or why it cannot run there.
+type Price<'p> = dyn Fn(&[OperatorId], usize) -> Result<f64, String> + 'p;
+
 impl Problem {
     /// The problem of one model: every operator is a job.
     ///
@@ -49,6 +52,23 @@ impl Problem {
         Self::from_instances(&[view], &[groups.to_vec()], &[instance], &[], requests)
     }
 
+    /// The problem of one model whose jobs take the least that their operators can add to any segment; also of a model whose
+    /// operators run inside larger segments only.
+    pub(crate) fn of_least(view: &CostView<'_>) -> Result<Self, PlanError> {
+        let groups: Vec<Vec<OperatorId>> = view.graph.ids().map(|id| vec![id]).collect();
+        let instance = Instance { model: 0, item: 0, iterations: 1, request: 0 };
+        let least = |operators: &[OperatorId], unit: usize| {
+            let sum = operators.iter().map(|&id| view.estimates[unit].least[id.index()]).sum::<f64>();
+            if operators.iter().all(|&id| view.possible(id, unit)) {
+                Ok(sum)
+            } else {
+                Err("nothing runs it".to_owned())
+            }
+        };
+        let problem = Self::priced(&[view], &[groups], &[instance], &[], vec![ProblemRequest::default()], &[&least])?;
+        crate::quality::cheapest_cuts(&problem, &[view])
+    }
+
     /// The problem of several instances of several models. `groups` are per view; all views have the same units.
     pub(crate) fn from_instances(
         views: &[&CostView<'_>],
@@ -56,6 +76,23 @@ impl Problem {
         instances: &[Instance],
         links: &[Link],
         requests: Vec<ProblemRequest>,
+    ) -> Result<Self, PlanError> {
+        let prices: Vec<_> = views
+            .iter()
+            .map(|view| move |operators: &[OperatorId], unit: usize| view.segment_ms(operators, unit))
+            .collect();
+        let prices: Vec<&Price<'_>> = prices.iter().map(|price| price as &Price<'_>).collect();
+        Self::priced(views, groups, instances, links, requests, &prices)
+    }
+
+    /// The same with the price of a group on a unit, per view, or why it cannot run there.
+    fn priced(
+        views: &[&CostView<'_>],
+        groups: &[Vec<Vec<OperatorId>>],
+        instances: &[Instance],
+        links: &[Link],
+        requests: Vec<ProblemRequest>,
+        prices: &[&Price<'_>],
     ) -> Result<Self, PlanError> {
         let Some(&first) = views.first() else { return Err(PlanError::NoUnits) };
         if let Some(view) = views.iter().find(|view| view.table.units != first.table.units) {
@@ -69,8 +106,8 @@ impl Problem {
         let indices: Vec<_> = views.iter().map(|view| &view.index).collect();
         let model = SimulationModel::of_machine(&indices, &addresses.iter().copied().collect())?;
         let mut builder = Builder { views, instances, templates: Vec::new(), job_of: Vec::new(), jobs: Vec::new() };
-        for (view, groups) in views.iter().zip(groups) {
-            builder.templates.push(templates(view, groups)?);
+        for ((view, groups), price) in views.iter().zip(groups).zip(prices) {
+            builder.templates.push(templates(view, groups, price)?);
         }
         builder.add_jobs(groups);
         let tensors = builder.tensors(groups, links);
@@ -101,12 +138,12 @@ fn machine(view: &CostView<'_>) -> (Vec<ProblemUnit>, Vec<String>) {
 }
 
 /// Jobs of one iteration of a model, of item 0.
-fn templates(view: &CostView<'_>, groups: &[Vec<OperatorId>]) -> Result<Vec<Job>, PlanError> {
+fn templates(view: &CostView<'_>, groups: &[Vec<OperatorId>], price: &Price<'_>) -> Result<Vec<Job>, PlanError> {
     let jobs = groups.iter().map(|operators| {
         let name = operators.first().map_or_else(String::new, |&id| view.graph.operator(id).name.clone());
         let mut reasons = Vec::new();
         let ms: Vec<f64> = (0..view.unit_count())
-            .map(|unit| match view.segment_ms(operators, unit) {
+            .map(|unit| match price(operators, unit) {
                 Ok(ms) => ms,
                 Err(reason) => {
                     reasons.push(format!("{}: {reason}", view.table.units[unit]));

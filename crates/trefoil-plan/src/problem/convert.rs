@@ -327,6 +327,9 @@ impl Writer<'_, '_, '_> {
             model_bound: None,
             gap: None,
             exact: false,
+            own: None,
+            simulated_j: None,
+            weighted: false,
             all_measured,
             notes: Vec::new(),
             timeline: Timeline { origin: Origin::Predicted, lanes: Vec::new() },
@@ -347,11 +350,12 @@ impl Writer<'_, '_, '_> {
             problem.jobs.iter().map(|job| (job.model, job.item, job.request)).collect();
         served
             .into_iter()
-            .map(|(model, item, request)| {
-                let request = &problem.requests[request as usize];
+            .map(|(model, item, number)| {
+                let request = &problem.requests[number as usize];
                 PlannedRequest {
                     model,
                     item,
+                    request: number,
                     arrival_ms: request.release_ms,
                     deadline_ms: request.deadline_ms,
                     weight: request.weight,

@@ -5,7 +5,6 @@ use crate::PlanError;
 use crate::engine::{self, Stall, Tasks};
 use crate::simulate::EnergyMeter;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 
 /// One thing that occupies a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -156,23 +155,23 @@ impl Problem {
             )));
         }
         let mut job_at = vec![u32::MAX; self.jobs.len()];
-        let mut step_at: BTreeMap<Step, u32> = BTreeMap::new();
+        // Position of each transfer, row-major tensors × units, and of each handover.
+        let mut transfer_at = vec![u32::MAX; self.tensors.len() * dense.units];
+        let mut handover_at = vec![u32::MAX; self.tensors.len()];
         for (at, &step) in schedule.order.iter().enumerate() {
-            let (known, twice) = match step {
-                Step::Job(job) => match job_at.get_mut(job as usize) {
-                    Some(slot) => (true, std::mem::replace(slot, at as u32) != u32::MAX),
-                    None => (false, false),
-                },
-                Step::Transfer { tensor, unit } => (
-                    (tensor as usize) < self.tensors.len() && (unit as usize) < dense.units,
-                    step_at.insert(step, at as u32).is_some(),
-                ),
-                Step::Handover(tensor) => (
-                    dense.producer.get(tensor as usize).is_some_and(|&producer| producer != u32::MAX),
-                    step_at.insert(step, at as u32).is_some(),
-                ),
+            let slot = match step {
+                Step::Job(job) => job_at.get_mut(job as usize),
+                Step::Transfer { tensor, unit } if (unit as usize) < dense.units => {
+                    transfer_at.get_mut(tensor as usize * dense.units + unit as usize)
+                }
+                Step::Handover(tensor)
+                    if dense.producer.get(tensor as usize).is_some_and(|&maker| maker != u32::MAX) =>
+                {
+                    handover_at.get_mut(tensor as usize)
+                }
+                _ => None,
             };
-            if twice || !known {
+            if slot.is_none_or(|slot| std::mem::replace(slot, at as u32) != u32::MAX) {
                 return Err(stuck(format!("step {at}, {step:?}, stands twice or is of nothing there is")));
             }
         }
@@ -182,6 +181,7 @@ impl Problem {
         let mut edges = Vec::with_capacity(2 * schedule.order.len());
         let mut used = vec![false; schedule.order.len()];
         for (job, &at) in job_at.iter().enumerate() {
+            used[at as usize] = true;
             let here = unit[job] as usize;
             if dense.ms(job, here).is_infinite() {
                 let (name, address) = (&self.jobs[job].name, &self.units[here].address);
@@ -194,8 +194,11 @@ impl Problem {
                     producer => Some(job_at[producer as usize]),
                 };
                 if dense.transfer(tensor as usize, from, here) > 0.0 {
-                    let step = Step::Transfer { tensor, unit: here as u32 };
-                    let brought = *step_at.get(&step).ok_or_else(|| stuck(format!("{step:?} is left out")))?;
+                    let brought = transfer_at[tensor as usize * dense.units + here];
+                    if brought == u32::MAX {
+                        let step = Step::Transfer { tensor, unit: here as u32 };
+                        return Err(stuck(format!("{step:?} is left out")));
+                    }
                     if !std::mem::replace(&mut used[brought as usize], true) {
                         edges.extend(made.map(|made| (made, brought)));
                     }
@@ -206,15 +209,17 @@ impl Problem {
             }
             for &tensor in dense.outputs.row(job) {
                 if dense.to_host[tensor as usize * dense.units + here] > 0.0 {
-                    let step = Step::Handover(tensor);
-                    let handed = *step_at.get(&step).ok_or_else(|| stuck(format!("{step:?} is left out")))?;
+                    let handed = handover_at[tensor as usize];
+                    if handed == u32::MAX {
+                        return Err(stuck(format!("{:?} is left out", Step::Handover(tensor))));
+                    }
                     used[handed as usize] = true;
                     edges.push((at, handed));
                 }
             }
         }
-        if let Some((step, &at)) = step_at.iter().find(|(_, at)| !used[**at as usize]) {
-            return Err(stuck(format!("step {at}, {step:?}, serves nothing")));
+        if let Some(at) = used.iter().position(|used| !used) {
+            return Err(stuck(format!("step {at}, {:?}, serves nothing", schedule.order[at])));
         }
         for &(first, then) in &schedule.after {
             match (job_at.get(first as usize), job_at.get(then as usize)) {

@@ -2,9 +2,11 @@
 //!
 //! The operators, in a topological order cut at its calm positions, are the blocks of a [`StreamProblem`]; its stages become
 //! segments. A local search that moves single operators between units competes. The stream's search prices a handoff by every tensor alive there; the plan that comes out is then priced like any other
-//! (each tensor once per unit that reads it), and its **period** is the busiest resource's time for one item.
+//! (each tensor once per unit that reads it). The busiest resource's work for one item is what the search makes small; of the best plans found
+//! the one with the shortest **period** by the simulator is taken, in which units that work at once slow each other down.
 
 mod balance;
+mod steady;
 
 use crate::assemble::{Piece, assemble, set_bound};
 use crate::bounds::LeastTimes;
@@ -19,7 +21,7 @@ use crate::view::CostView;
 use crate::whole::cheapest_grouping;
 use crate::{PlanError, PlanOptions};
 use std::collections::BTreeMap;
-use trefoil_core::{Objective, OperatorId, Plan};
+use trefoil_core::{Objective, OperatorId, OwnClaim, Plan};
 
 /// Most blocks of the stream: its search is quadratic in them.
 const MOST_BLOCKS: usize = 220;
@@ -31,18 +33,8 @@ const PRICE_ROUNDS: usize = 40;
 
 pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
     let identity: Vec<OperatorId> = view.graph.ids().collect();
-    let mut best: Option<Plan> = None;
-    // Keeps a split if its period is the shortest so far; returns the load of each resource.
-    let mut offer = |pieces: &[Piece]| -> Option<BTreeMap<String, f64>> {
-        let mut plan = assemble(view, "pipeline", pieces).ok()?;
-        let load = loads(&plan);
-        plan.objective = Objective::Throughput;
-        plan.claimed = load.values().copied().fold(0.0, f64::max);
-        if best.as_ref().is_none_or(|best| plan.claimed < best.claimed * (1.0 - 1e-9)) {
-            best = Some(plan);
-        }
-        Some(load)
-    };
+    let mut found = Found::default();
+    let mut offer = |pieces: &[Piece]| found.offer(view, pieces);
     for unit in 0..view.unit_count() {
         offer(&[Piece { unit, operators: identity.clone() }]);
     }
@@ -83,21 +75,81 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
             }
         }
     }
-    for pieces in balanced(view, best.as_ref()) {
-        let mut plan = assemble(view, "pipeline", &pieces)?;
-        plan.objective = Objective::Throughput;
-        plan.claimed = loads(&plan).values().copied().fold(0.0, f64::max);
-        if best.as_ref().is_none_or(|best| plan.claimed < best.claimed * (1.0 - 1e-9)) {
-            best = Some(plan);
+    for pieces in balanced(view, found.plans.first()) {
+        found.offer(view, &pieces);
+    }
+    if found.plans.is_empty()
+        && found.over_memory.is_some()
+        && let Some(pieces) = crate::memory::fitting(view)
+    {
+        found.offer(view, &pieces);
+    }
+    if let (true, Some(error)) = (found.plans.is_empty(), found.over_memory) {
+        return Err(error);
+    }
+    let platform = Problem::of_least(view)?.platform;
+    let mut best: Option<(steady::Period, Plan)> = None;
+    for plan in found.plans {
+        let period = steady::period(view, &platform, &plan, plan.claimed)?;
+        if best.as_ref().is_none_or(|(known, _)| period.ms < known.ms * (1.0 - 1e-9)) {
+            best = Some((period, plan));
         }
     }
-    let Some(mut plan) = best else { return Err(view.no_split("no pipeline of segments runs everywhere")) };
+    let Some((period, mut plan)) = best else { return Err(view.no_split("no pipeline of segments runs everywhere")) };
+    let load = plan.claimed;
     set_bound(&mut plan, bound(view)?);
+    plan.own = Some(OwnClaim {
+        value: load,
+        over: "the busiest resource's work for one item, slowdown between units not counted".to_owned(),
+        bound: plan.model_bound,
+        gap: plan.gap,
+        exact: plan.exact,
+    });
+    plan.model_bound = None;
+    plan.claimed = period.ms;
+    let how = match period.under_way {
+        Some(items) => format!("simulated with units slowing each other down, up to {items} item(s) under way"),
+        None => "an upper bound: all work as slow as anything beside it can make it, too long to simulate".to_owned(),
+    };
     plan.notes.push(format!(
-        "claimed is the period: an item ends every {:.4} ms once the pipeline is full, slowdown between units not counted; one item alone takes {:.4} ms (simulated)",
+        "claimed is the period: an item ends every {:.4} ms once the pipeline is full ({how}); the busiest resource works {load:.4} ms for it; one item alone takes {:.4} ms",
         plan.claimed, plan.simulated_ms
     ));
     Ok(plan)
+}
+
+/// Plans kept for the simulation of their period.
+const MOST_PLANS: usize = 6;
+
+/// The plans of least load, least first.
+#[derive(Default)]
+struct Found {
+    /// `claimed` is the load of the busiest resource.
+    plans: Vec<Plan>,
+    over_memory: Option<PlanError>,
+}
+
+impl Found {
+    /// Keeps a split if it is one of the best so far and within the units' memory; returns the load of each resource.
+    fn offer(&mut self, view: &CostView<'_>, pieces: &[Piece]) -> Option<BTreeMap<String, f64>> {
+        let mut plan = assemble(view, "pipeline", pieces).ok()?;
+        let load = steady::loads(&plan);
+        plan.objective = Objective::Throughput;
+        plan.claimed = load.values().copied().fold(0.0, f64::max);
+        if let Err(error) = crate::judge::check_memory(&plan, &[view.graph]) {
+            self.over_memory.get_or_insert(error);
+            return Some(load);
+        }
+        let known = |other: &Plan| {
+            (other.claimed - plan.claimed).abs() <= 1e-9 * plan.claimed && other.segments.len() <= plan.segments.len()
+        };
+        if !self.plans.iter().any(known) {
+            let at = self.plans.partition_point(|other| other.claimed <= plan.claimed);
+            self.plans.insert(at, plan);
+            self.plans.truncate(MOST_PLANS);
+        }
+        Some(load)
+    }
 }
 
 /// Splits of balanced placements, from the best plan so far and from each operator where it is fastest.
@@ -115,28 +167,10 @@ fn balanced(view: &CostView<'_>, best: Option<&Plan>) -> Vec<Vec<Piece>> {
     splits.filter_map(Result::ok).collect()
 }
 
-/// Milliseconds of work of each resource for one item.
-fn loads(plan: &Plan) -> BTreeMap<String, f64> {
-    let mut load: BTreeMap<String, f64> = BTreeMap::new();
-    for task in &plan.tasks {
-        for unit in plan.units.iter().filter(|unit| unit.address == task.unit) {
-            for key in resource_keys(unit) {
-                *load.entry(key).or_default() += task.cost.ms;
-            }
-        }
-    }
-    load
-}
-
-/// The load of all operators at the least they can add to any segment: no period is shorter.
+/// The load of all operators at the least they can add to any segment: no resource is busy for less.
 fn bound(view: &CostView<'_>) -> Result<f64, PlanError> {
-    let problem = match Problem::from_view(view) {
-        Ok(problem) => crate::quality::cheapest_cuts(&problem, &[view])?,
-        // An operator that runs inside larger segments only.
-        Err(_) => return Ok(0.0),
-    };
-    let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
-    let free = without_slowdown(&problem)?;
+    let free = without_slowdown(&Problem::of_least(view)?)?;
+    let all: Vec<u32> = (0..free.jobs().len() as u32).collect();
     Ok(LeastTimes::new(&free).load(&free, &all, true, ROUNDS).0)
 }
 

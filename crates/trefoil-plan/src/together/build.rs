@@ -90,6 +90,9 @@ pub(crate) fn plan(request: &TogetherRequest<'_>, method: &str, executions: &[Ex
         model_bound: None,
         gap: None,
         exact: false,
+        own: None,
+        simulated_j: None,
+        weighted: false,
         notes: Vec::new(),
         timeline: Timeline { origin: Origin::Predicted, lanes: Vec::new() },
     };

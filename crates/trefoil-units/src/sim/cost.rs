@@ -120,6 +120,12 @@ impl Device {
         Some(OperatorTime { dispatch_ms: self.dispatch_ms.value, exec_ms: rate.ms(work) })
     }
 
+    /// Where the rate that gives an operator's time comes from; `None` if the device does not run it.
+    pub fn rate_source(&self, work: &Workload) -> Option<&str> {
+        let rate = self.rates.iter().find(|rate| rate.applies(work)).or(self.rates.last())?;
+        self.refusal(work).is_none().then_some(rate.source.as_str())
+    }
+
     /// Published time of a named piece of work under a condition, in milliseconds.
     pub fn task_ms(&self, task: &str, condition: &str) -> Option<f64> {
         self.tasks.iter().find(|entry| entry.task == task && entry.condition == condition).map(|entry| entry.ms)

@@ -147,7 +147,9 @@ impl Recorder<'_> {
                     (Outcome::Failed { stage: "compile".to_owned(), reason: reason.clone() }, Err(reason))
                 };
                 let subject = Subject::Operator { signature: operator.signature.clone() };
-                entries.push(self.entry(subject, std::slice::from_ref(unit), outcome));
+                let mut entry = self.entry(subject, std::slice::from_ref(unit), outcome);
+                entry.versions.extend(device.rate_source(&work).map(|source| ("rate".to_owned(), source.to_owned())));
+                entries.push(entry);
                 result
             });
             whole = match (whole, result) {

@@ -1,6 +1,7 @@
 //! What to plan for, and the commands that plan.
 
 use super::{GranularityArg, Shape};
+use crate::error::CliError;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -57,13 +58,14 @@ impl FromStr for BudgetArg {
 /// What to plan for.
 #[derive(Debug, Args, Clone)]
 pub struct PlanningArgs {
-    /// What to minimise
-    #[arg(long, value_enum, default_value_t = ObjectiveArg::Latency)]
-    pub objective: ObjectiveArg,
+    /// What to minimise [default: latency; throughput with method `pipeline`]
+    #[arg(long = "objective", value_enum, value_name = "OBJECTIVE")]
+    pub asked_objective: Option<ObjectiveArg>,
     /// Planner; `auto` keeps the best single unit unless a mixed plan wins (`trefoil plan --list-methods` lists all)
     #[arg(long, default_value = "auto")]
     pub method: String,
-    /// Keep matching operators (by name or kind) on a unit: 'Conv*=openvino:CPU' (repeatable)
+    /// Keep matching operators (by name or kind) on a unit: 'Conv*=openvino:CPU' (repeatable; two that disagree on an operator are
+    /// an error)
     #[arg(long = "pin", value_name = "PATTERN=UNIT")]
     pub pins: Vec<Pin>,
     /// How long anytime planners search: 500ms, 2s, 1m. Without it they take a fixed number of steps, so that equal questions
@@ -76,6 +78,48 @@ pub struct PlanningArgs {
 }
 
 impl PlanningArgs {
+    /// What to minimise.
+    pub fn objective(&self) -> ObjectiveArg {
+        let standard = if self.method == "pipeline" { ObjectiveArg::Throughput } else { ObjectiveArg::Latency };
+        self.asked_objective.unwrap_or(standard)
+    }
+
+    /// Refuses flags that contradict each other; `units` are those given with `-u`.
+    ///
+    /// # Errors
+    /// One line that names both.
+    pub fn check(&self, units: &[UnitAddress]) -> Result<(), CliError> {
+        let wrong = |reason: String| Err(CliError::Usage(reason));
+        let method = self.method.as_str();
+        match (method, self.asked_objective) {
+            ("pipeline", Some(ObjectiveArg::Latency | ObjectiveArg::Energy)) => {
+                return wrong(
+                    "method `pipeline` minimises the period of a stream: give --objective throughput or none"
+                        .to_owned(),
+                );
+            }
+            ("pareto", Some(_)) => {
+                return wrong(
+                    "method `pareto` weighs latency, energy and memory at once: leave --objective out".to_owned(),
+                );
+            }
+            _ => {}
+        }
+        let Some(single) = method.strip_prefix("single:") else { return Ok(()) };
+        let unit: UnitAddress = single.parse().map_err(trefoil_plan::PlanError::from)?;
+        if let Some(other) = units.iter().find(|other| **other != unit) {
+            return wrong(format!(
+                "method `single:{unit}` uses {unit} alone, but -u names {other}: leave one of them out"
+            ));
+        }
+        if let Some(pin) = self.pins.iter().find(|pin| pin.unit != unit) {
+            return wrong(format!(
+                "method `single:{unit}` puts everything on {unit}, but pin `{pin}` names another unit"
+            ));
+        }
+        Ok(())
+    }
+
     /// The planners' options; a time budget starts now.
     pub fn options(&self) -> PlanOptions {
         let budget = self.budget.map(|budget| {
@@ -106,7 +150,7 @@ pub struct PlanArgs {
     #[arg(long = "shape", value_name = "INPUT=1,3,224,224", requires = "on")]
     pub shapes: Vec<Shape>,
     /// With --on: how nodes are grouped into operators
-    #[arg(long, value_enum, default_value_t = GranularityArg::Fused)]
+    #[arg(long, value_enum, default_value_t = GranularityArg::Fused, requires = "on")]
     pub granularity: GranularityArg,
     /// What to plan for
     #[command(flatten)]
@@ -129,7 +173,7 @@ pub struct PlanArgs {
     pub certificate: Option<PathBuf>,
     /// Replay the plan, and plan anew, as if a unit were slower, gone or busy at the start: slow:UNIT=1.5, without:UNIT,
     /// busy:UNIT=4 (milliseconds) (repeatable: all at once)
-    #[arg(long = "what-if", value_name = "CHANGE", conflicts_with_all = ["import", "certificate"])]
+    #[arg(long = "what-if", value_name = "CHANGE", conflicts_with_all = ["import", "certificate", "diff"])]
     pub what_if: Vec<WhatIf>,
     /// Compare another plan of the same model(s) with this one
     #[arg(long, value_name = "OTHER_PLAN.json")]
@@ -155,7 +199,7 @@ pub struct PipelineArgs {
     #[arg(long, value_name = "K", allow_hyphen_values = true)]
     pub cut: Option<String>,
     /// A general stream instead: units, blocks, handoffs, limits and deadline as a JSON file (see the page on file formats)
-    #[arg(long, value_name = "STREAM.json", conflicts_with_all = ["rates", "cut"])]
+    #[arg(long, value_name = "STREAM.json", conflicts_with_all = ["rates", "cut", "blocks"])]
     pub problem: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -198,7 +242,7 @@ pub struct ExplainArgs {
     #[command(flatten)]
     pub planning: PlanningArgs,
     /// Explain this plan instead of planning
-    #[arg(long, value_name = "PLAN.json")]
+    #[arg(long, value_name = "PLAN.json", conflicts_with_all = ["method", "asked_objective", "budget", "seed"])]
     pub plan: Option<PathBuf>,
     /// Instead: which kind of operator that some unit does not run would be worth porting to it, and the gain
     #[arg(long, conflicts_with_all = ["operator", "plan"])]
@@ -217,6 +261,9 @@ pub struct BenchPlanArgs {
     /// A quarter of the generated graphs, none above 600 operators, and shorter searches
     #[arg(long)]
     pub quick: bool,
+    /// Append each generated graph's result to this file, and skip those that it holds: an interrupted run goes on
+    #[arg(long, value_name = "RESULTS.jsonl")]
+    pub resume: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -1,17 +1,21 @@
 //! `trefoil bench plan`: how good and how fast planning is.
 
+mod speed;
+
 use crate::cli::{BenchPlanArgs, now_ms};
 use crate::context::{self, ProgressLine, print, print_json};
 use crate::error::CliError;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
+use speed::{anytime, budget_table, budgets, speed_table, speeds};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use trefoil_core::Profile;
 use trefoil_plan::contest::{Arena, Contender};
-use trefoil_plan::generate::{GraphSpec, Shape, instance, suite};
-use trefoil_plan::{Budget, Clock, PairCosts, PlanOptions, PlanRequest, joint_dp};
+use trefoil_plan::generate::{GraphSpec, instance, suite};
+use trefoil_plan::{Budget, Clock, PlanOptions, PlanRequest};
 use trefoil_report::{TableFormat, format};
 
 /// Milliseconds that `dag` may search on each graph.
@@ -19,7 +23,7 @@ const SEARCH_MS: f64 = 250.0;
 const QUICK_SEARCH_MS: f64 = 60.0;
 
 /// One graph.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Graph {
     name: String,
     family: String,
@@ -35,20 +39,10 @@ struct Graph {
     contenders: BTreeMap<String, Entry>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Entry {
     gap: f64,
     planned_ms: f64,
-}
-
-/// A timing of planning itself.
-#[derive(Debug, Serialize)]
-struct Speed {
-    what: String,
-    median_ms: f64,
-    /// What DESIGN or the issue asks for, in milliseconds.
-    asked_ms: Option<f64>,
-    runs: usize,
 }
 
 /// Runs the command.
@@ -56,11 +50,18 @@ pub fn run(args: &BenchPlanArgs) -> Result<(), CliError> {
     let line = ProgressLine::new("bench plan", args.json);
     let search_ms = if args.quick { QUICK_SEARCH_MS } else { SEARCH_MS };
     let mut graphs = Vec::new();
+    let mut done = Done::read(args.resume.as_deref())?;
     for spec in suite(args.quick) {
-        line.step(&spec.to_string());
+        let name = spec.to_string();
+        line.step(&name);
+        if let Some(known) = done.graphs.remove(&name) {
+            graphs.push(known);
+            continue;
+        }
         let made = instance(&spec);
-        let family = family(&spec);
-        graphs.push(quality(&spec.to_string(), &family, &PlanRequest::new(&made.profile, &made.graph), search_ms)?);
+        let graph = quality(&name, &family(&spec), &PlanRequest::new(&made.profile, &made.graph), search_ms)?;
+        done.append(&graph)?;
+        graphs.push(graph);
     }
     if let Some(folder) = &args.profiles {
         for (name, profile) in profiles(folder)? {
@@ -71,6 +72,7 @@ pub fn run(args: &BenchPlanArgs) -> Result<(), CliError> {
         }
     }
     let speeds = speeds(args.quick, &line)?;
+    let budgets = budgets(args.quick, &line)?;
     let anytime = anytime(args.quick, &line)?;
     drop(line);
     let machine = trefoil_units::machine();
@@ -82,6 +84,7 @@ pub fn run(args: &BenchPlanArgs) -> Result<(), CliError> {
             "quality": families(&graphs),
             "graphs": graphs,
             "speed": speeds,
+            "budgets": budgets,
             "anytime": anytime,
         }));
     }
@@ -99,8 +102,46 @@ pub fn run(args: &BenchPlanArgs) -> Result<(), CliError> {
     );
     text += &quality_table(&graphs);
     text += &speed_table(&speeds);
+    text += &budget_table(&budgets);
     let _ = writeln!(text, "{}", anytime.describe());
     print(&text)
+}
+
+/// Results of graphs from an earlier run that was interrupted, one JSON object a line.
+struct Done {
+    path: Option<PathBuf>,
+    graphs: BTreeMap<String, Graph>,
+}
+
+impl Done {
+    fn read(path: Option<&Path>) -> Result<Self, CliError> {
+        let Some(path) = path else { return Ok(Self { path: None, graphs: BTreeMap::new() }) };
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(source) => return Err(CliError::File { action: "read", path: path.to_owned(), source }),
+        };
+        // The last line may have been cut off when the run ended.
+        let lines: Vec<&str> = text.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect();
+        let graphs = lines
+            .into_iter()
+            .map(|line| {
+                let graph: Graph = serde_json::from_str(line).map_err(|error| {
+                    CliError::Usage(format!("{} is no list of results of this command: {error}", path.display()))
+                })?;
+                Ok((graph.name.clone(), graph))
+            })
+            .collect::<Result<_, CliError>>()?;
+        Ok(Self { path: Some(path.to_owned()), graphs })
+    }
+
+    fn append(&self, graph: &Graph) -> Result<(), CliError> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let fail = |source| CliError::File { action: "write", path: path.clone(), source };
+        let line = serde_json::to_string(graph).map_err(|error| CliError::Failed(error.to_string()))?;
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
+        file.write_all((line + "\n").as_bytes()).map_err(fail)
+    }
 }
 
 fn family(spec: &GraphSpec) -> String {
@@ -150,6 +191,7 @@ fn quality(name: &str, family: &str, request: &PlanRequest<'_>, search_ms: f64) 
         if reference > 0.0 { (value / reference - 1.0).max(0.0) } else { 0.0 }
     };
     let own = trefoil_plan::plan("sequential", request)?;
+    let claimed = own.own.as_ref().map_or(own.claimed, |own| own.value);
     let proven = trefoil_plan::certificate(std::slice::from_ref(request), &own)?.bound.map_or(0.0, |bound| bound.value);
     Ok(Graph {
         name: name.to_owned(),
@@ -158,7 +200,7 @@ fn quality(name: &str, family: &str, request: &PlanRequest<'_>, search_ms: f64) 
         units: arena.units(),
         reference_ms,
         optimum_known: optimum.is_some(),
-        sequential_own_gap: over(own.claimed, proven),
+        sequential_own_gap: over(claimed, proven),
         contenders: makespans
             .into_iter()
             .map(|(contender, makespan, planned_ms)| {
@@ -266,134 +308,4 @@ fn quality_table(graphs: &[Graph]) -> String {
             .collect();
     let title = "Gap of makespans, mean (largest); graphs simulated";
     format!("\n{}", trefoil_report::text_table(title, &headings, rows).render(TableFormat::Text, context::width()))
-}
-
-fn speed_table(speeds: &[Speed]) -> String {
-    let headings = ["planning", ">time (measured)", ">asked for", ">runs"].map(str::to_owned);
-    let rows = speeds
-        .iter()
-        .map(|speed| {
-            let asked =
-                speed.asked_ms.map_or_else(|| format::ABSENT.to_owned(), |ms| format!("≤ {}", format::time(ms)));
-            let cells = [speed.what.clone(), format::time(speed.median_ms), asked, speed.runs.to_string()];
-            cells.into_iter().map(|cell| (cell, false)).collect()
-        })
-        .collect();
-    let title = "Planning speed, one core, median";
-    format!("\n{}", trefoil_report::text_table(title, &headings, rows).render(TableFormat::Text, context::width()))
-}
-
-/// Median milliseconds of some runs.
-fn median(runs: usize, mut body: impl FnMut()) -> f64 {
-    let mut times: Vec<f64> = (0..runs)
-        .map(|_| {
-            let start = std::time::Instant::now();
-            body();
-            start.elapsed().as_secs_f64() * 1e3
-        })
-        .collect();
-    trefoil_core::Samples::from_values(&mut times).map_or(0.0, |samples| samples.median)
-}
-
-fn chain(operators: usize, units: usize) -> trefoil_plan::generate::Instance {
-    instance(&GraphSpec { shape: Shape::Chain, operators, units, slowdown: 0.0, seed: 17 })
-}
-
-fn speeds(quick: bool, line: &ProgressLine) -> Result<Vec<Speed>, CliError> {
-    let mut speeds = Vec::new();
-    let mut numbers = trefoil_plan::testing::Numbers(3);
-    for (operators, asked) in [(4_595, 0.05), (24_917, 1.0)] {
-        line.step(&format!("sequential, {operators} operators"));
-        let mut table = || -> Vec<f64> { numbers.by_ref().take(operators * 3).collect() };
-        let (w, h2d, d2h) = (table(), table(), table());
-        let time = median(if quick { 20 } else { 200 }, || {
-            std::hint::black_box(trefoil_plan::sequential_dp(&w, &h2d, &d2h, &[false, true, true], 3));
-        });
-        speeds.push(Speed {
-            what: format!("sequential (recurrence), {operators} × 3"),
-            median_ms: time,
-            asked_ms: Some(asked),
-            runs: if quick { 20 } else { 200 },
-        });
-    }
-    let mut table = |operators: usize| -> Vec<f64> { numbers.by_ref().take(operators * 3).collect() };
-    for (first, second, asked) in [(500, 500, 20.0), (4_595, 500, 200.0)] {
-        line.step(&format!("joint, {first} and {second} operators"));
-        let (w0, c0, w1, c1) = (table(first), table(first), table(second), table(second));
-        let runs = if quick { 3 } else { 20 };
-        let time = median(runs, || {
-            let one = PairCosts { solo: &w0, concurrent: &c0 };
-            std::hint::black_box(joint_dp(one, PairCosts { solo: &w1, concurrent: &c1 }, 3));
-        });
-        speeds.push(Speed {
-            what: format!("joint (recurrence), {first} × {second} × 3"),
-            median_ms: time,
-            asked_ms: Some(asked),
-            runs,
-        });
-    }
-    for (method, operators) in [("sequential", 4_595), ("interval", 600), ("interval", 4_595)] {
-        line.step(&format!("{method}, {operators} operators"));
-        let made = chain(operators, 3);
-        let request = PlanRequest::new(&made.profile, &made.graph);
-        let mut failed = None;
-        let runs = if quick { 1 } else { 5 };
-        let time = median(runs, || failed = trefoil_plan::plan(method, &request).err());
-        if let Some(error) = failed {
-            return Err(error.into());
-        }
-        let what = format!("{method} from a profile to a plan, chain of {operators} × 3");
-        speeds.push(Speed { what, median_ms: time, asked_ms: None, runs });
-    }
-    Ok(speeds)
-}
-
-/// How near an anytime search is to a long one after a second.
-#[derive(Debug, Serialize)]
-struct Anytime {
-    operators: usize,
-    units: usize,
-    short_s: f64,
-    long_s: f64,
-    short_ms: f64,
-    long_ms: f64,
-    bound_ms: f64,
-}
-
-impl Anytime {
-    fn describe(&self) -> String {
-        format!(
-            "dag on {} operators × {} units (simulated): {:.3} ms after {} s, {:.3} ms after {} s ({:+.2}%); lower bound {:.3} ms",
-            self.operators,
-            self.units,
-            self.short_ms,
-            self.short_s,
-            self.long_ms,
-            self.long_s,
-            100.0 * (self.short_ms / self.long_ms - 1.0),
-            self.bound_ms
-        )
-    }
-}
-
-fn anytime(quick: bool, line: &ProgressLine) -> Result<Anytime, CliError> {
-    let (operators, long_s) = if quick { (600, 4.0) } else { (5_000, 60.0) };
-    let spec = GraphSpec { shape: Shape::SeriesParallel, operators, units: 3, slowdown: 1.2, seed: 23 };
-    let made = instance(&spec);
-    let arena = Arena::new(&PlanRequest::new(&made.profile, &made.graph))?;
-    let search = |seconds: f64| -> Result<f64, CliError> {
-        line.step(&format!("dag, {operators} operators, {seconds} s"));
-        let clock = Clock { now_ms, end_ms: now_ms() + seconds * 1e3 };
-        let options = PlanOptions { budget: Budget::Until(clock), ..PlanOptions::default() };
-        Ok(arena.run(Contender::Dag, &options)?.map_or(f64::NAN, |reached| reached.makespan_ms))
-    };
-    Ok(Anytime {
-        operators,
-        units: spec.units,
-        short_s: 1.0,
-        long_s,
-        short_ms: search(1.0)?,
-        long_ms: search(long_s)?,
-        bound_ms: arena.bound.value,
-    })
 }

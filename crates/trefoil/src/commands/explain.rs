@@ -12,13 +12,17 @@ const MOST: usize = 10;
 
 /// Runs the command.
 pub fn run(args: &ExplainArgs) -> Result<(), CliError> {
+    args.planning.check(&[])?;
+    if args.planning.method == "pareto" {
+        return Err(CliError::Usage("method `pareto` makes several plans; explain one of another method".to_owned()));
+    }
     let profile = trefoil_profile::load_profile(&args.profile)?;
     let graph = profile.model(None)?;
-    let request = PlanRequest {
+    let mut request = PlanRequest {
         profile: &profile,
         graph,
         units: Vec::new(),
-        objective: args.planning.objective.into(),
+        objective: args.planning.objective().into(),
         pins: args.planning.pins.clone(),
     };
     if args.ports {
@@ -27,6 +31,8 @@ pub fn run(args: &ExplainArgs) -> Result<(), CliError> {
     let plan = if let Some(path) = &args.plan {
         let plan = load_plan(path)?;
         plan.check(&[graph])?;
+        // Prices are in what the plan minimises.
+        request.objective = plan.objective;
         plan
     } else {
         trefoil_plan::plan_with(&args.planning.method, &request, &args.planning.options())?

@@ -16,6 +16,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     if args.list_methods {
         return print(&list_methods());
     }
+    check_flags(args)?;
     context::check_writable(args.output.as_deref())?;
     context::check_writable(args.certificate.as_deref())?;
     context::check_distinct(&[args.output.as_deref(), args.certificate.as_deref()], &args.profiles)?;
@@ -75,6 +76,34 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     print(&text)
 }
 
+/// Refuses flags that contradict each other, before anything is read.
+fn check_flags(args: &PlanArgs) -> Result<(), CliError> {
+    args.planning.check(&args.units)?;
+    let method = args.planning.method.as_str();
+    let wrong = |reason: String| Err(CliError::Usage(reason));
+    if method == "pareto" && !args.what_if.is_empty() {
+        return wrong("--what-if replays one plan, and method `pareto` makes several: name another method".to_owned());
+    }
+    if let (Some(_), Some(objective)) = (&args.workload, args.planning.asked_objective)
+        && objective == ObjectiveArg::Throughput
+    {
+        return wrong(
+            "--workload states when items arrive; --objective throughput is for method `pipeline`".to_owned(),
+        );
+    }
+    let several = ["aligned", "joint", "joint-units"].contains(&method);
+    if several && !args.profiles.is_empty() && args.profiles.len() != 2 && args.workload.is_none() {
+        return wrong(format!(
+            "method `{method}` plans two requests, but {} profile(s) were given",
+            args.profiles.len()
+        ));
+    }
+    if args.import.is_some() && args.planning.budget.is_some() {
+        return wrong("--import takes the placement as it is; there is nothing to search with --budget".to_owned());
+    }
+    Ok(())
+}
+
 fn list_methods() -> String {
     let mut text = String::new();
     let mut line = |name: &str, summary: &str| {
@@ -110,7 +139,7 @@ fn requests<'a>(args: &PlanArgs, profiles: &'a [Profile]) -> Result<Vec<PlanRequ
                 profile,
                 graph: profile.model(None)?,
                 units: args.units.clone(),
-                objective: args.planning.objective.into(),
+                objective: args.planning.objective().into(),
                 pins: args.planning.pins.clone(),
             })
         })
@@ -137,7 +166,7 @@ fn make(args: &PlanArgs, requests: &[PlanRequest<'_>]) -> Result<Plan, CliError>
 /// `--what-if`.
 fn what_if(args: &PlanArgs, requests: &[PlanRequest<'_>]) -> Result<(), CliError> {
     let request = single(requests, "--what-if")?;
-    if args.planning.objective == ObjectiveArg::Throughput {
+    if args.planning.objective() == ObjectiveArg::Throughput {
         return Err(CliError::Usage("--what-if replays one inference; ask for latency or energy".to_owned()));
     }
     let replay = trefoil_plan::what_if(&args.planning.method, request, &args.planning.options(), &args.what_if)?;

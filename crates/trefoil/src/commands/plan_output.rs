@@ -13,8 +13,8 @@ use trefoil_report::{TableFormat, format, plan_table, segment_rows};
 pub type Printed = Value;
 
 /// The plan file's fields, and those of the command contract: `makespan_ms` (or `period_ms`), `model_bound_ms` (or
-/// `model_bound_j`), `assignments`. Bound, `gap` and `exact` speak of the claim under the planner's own cost model
-/// (`bound_of`), which for the papers' literal planners is not the simulator's.
+/// `model_bound_j`), `assignments`. Bound, `gap` and `exact` speak of what the simulator says (`bound_of` names it) and mean the
+/// same for every method; what the planner proves under its own model is `own`.
 pub fn json(plan: &Plan, graphs: &[&OperatorGraph]) -> Result<Printed, CliError> {
     let mut value =
         serde_json::to_value(plan).map_err(|error| CliError::Usage(format!("cannot print the plan: {error}")))?;
@@ -24,10 +24,10 @@ pub fn json(plan: &Plan, graphs: &[&OperatorGraph]) -> Result<Printed, CliError>
         add("period_ms", json!(plan.claimed));
     }
     add("makespan_ms", json!(plan.simulated_ms));
-    add("bound_of", json!("claimed"));
+    add("bound_of", json!(scored(plan)));
     match plan.objective {
         Objective::Energy => {
-            add("energy_j", json!(plan.claimed));
+            add("energy_j", json!(plan.simulated()));
             add("model_bound_j", json!(plan.model_bound));
             add("model_bound_ms", Value::Null)
         }
@@ -36,6 +36,16 @@ pub fn json(plan: &Plan, graphs: &[&OperatorGraph]) -> Result<Printed, CliError>
     add("origin", json!(plan.timeline.origin));
     add("assignments", assignments(plan, graphs));
     Ok(value)
+}
+
+/// What of the simulation the plan is judged by.
+fn scored(plan: &Plan) -> &'static str {
+    match plan.objective {
+        Objective::Energy => "energy",
+        Objective::Throughput => "period",
+        Objective::Latency if plan.weighted => "weighted-completion",
+        Objective::Latency => "makespan",
+    }
 }
 
 /// Where every operator runs: one entry for each unit that runs it.
@@ -72,19 +82,37 @@ pub fn describe(plan: &Plan, graphs: &[&OperatorGraph]) -> String {
     let names: Vec<&str> = graphs.iter().map(|graph| graph.model.as_str()).collect();
     let objective = format!("{:?}", plan.objective).to_lowercase();
     let mut text = format!("{}: method {}, objective {objective}\n", names.join(" + "), plan.method);
-    let what = if plan.objective == Objective::Throughput { "period" } else { "claimed" };
-    let _ =
-        write!(text, "{what} {:.4} {unit} ({origin}), simulated makespan {:.4} ms", plan.claimed, plan.simulated_ms);
-    if let Some(bound) = plan.model_bound {
-        let _ = write!(text, ", model bound {bound:.4} {unit}");
+    let what = match plan.objective {
+        Objective::Throughput => "period",
+        Objective::Energy => "energy",
+        Objective::Latency if plan.weighted => "weighted mean completion",
+        Objective::Latency => "time",
+    };
+    let _ = write!(text, "{what} {:.4} {unit} ({origin})", plan.simulated());
+    if plan.objective != Objective::Latency || plan.weighted {
+        let _ = write!(text, ", simulated makespan {:.4} ms", plan.simulated_ms);
     }
-    if let Some(gap) = plan.gap {
-        let _ = write!(text, ", gap {:.1}%", gap * 100.0);
+    if let Some(bound) = plan.model_bound {
+        let _ = write!(text, "; no plan at all costs less than {bound:.4} {unit} under these costs");
+    }
+    match plan.gap {
+        Some(_) if plan.exact => text += ": optimal\n",
+        Some(gap) => {
+            let _ = writeln!(text, ", gap {:.1}%", gap * 100.0);
+        }
+        None => text += "\n",
+    }
+    if let Some(own) = plan.own.as_ref().filter(|_| !plan.exact) {
+        let proven = match (own.exact, own.gap) {
+            (true, _) => "optimal".to_owned(),
+            (false, Some(gap)) => format!("gap {:.1}%", gap * 100.0),
+            (false, None) => "nothing proven".to_owned(),
+        };
+        let _ = writeln!(text, "the planner's own claim: {:.4} {unit}, {proven} among: {}", own.value, own.over);
     }
     let _ = writeln!(
         text,
-        "\n{}, {}, {} crossing(s)",
-        if plan.exact { "optimal under these costs" } else { "not proven optimal" },
+        "{}, {} crossing(s)",
         if plan.all_measured { "every segment measured whole" } else { "with segments that were not measured whole" },
         plan.crossings()
     );
@@ -127,10 +155,6 @@ pub fn front(front: &PlanFront, graph: &OperatorGraph) -> String {
     let origin = front.points.first().map_or_else(String::new, |point| format!(" ({})", point.1.timeline.origin));
     let title = format!("{}: plans that no other beats in time, energy and memory{origin}", graph.model);
     let mut text = trefoil_report::text_table(&title, &headings, rows).render(TableFormat::Text, width());
-    text += if front.exact {
-        "the whole front, every operator at its isolated cost\n"
-    } else {
-        "a heuristic front: better plans may exist\n"
-    };
+    text += if front.exact { "the whole front\n" } else { "a heuristic front: better plans may exist\n" };
     text
 }

@@ -21,7 +21,7 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
         units: args.units.clone(),
         measure: args.measure.clone(),
         planning: crate::cli::PlanningArgs {
-            objective: crate::cli::ObjectiveArg::Latency,
+            asked_objective: None,
             method: "auto".to_owned(),
             pins: Vec::new(),
             budget: None,

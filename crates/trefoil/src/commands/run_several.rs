@@ -130,7 +130,7 @@ fn check(args: &RunArgs) -> Result<(), CliError> {
     if args.units.is_empty() {
         return refuse("several models need units: name at least one with -u");
     }
-    if args.planning.objective != crate::cli::ObjectiveArg::Latency {
+    if args.planning.objective() != crate::cli::ObjectiveArg::Latency {
         return refuse("several models are run for latency only; `trefoil plan` plans them for energy");
     }
     if !args.planning.pins.is_empty() {

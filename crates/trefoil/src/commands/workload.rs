@@ -129,11 +129,11 @@ pub fn plan<'a>(
         applications.push(application);
     }
     if args.certificate.is_some() && workload.applications.iter().any(|app| !app.links.is_empty()) {
-        return Err(CliError::Usage("certificates do not cover linked stages: leave --certificate out".to_owned()));
+        return Err(CliError::Usage("no certificate for linked stages: leave --certificate out".to_owned()));
     }
     let asked = ConcurrentRequest {
         units: args.units.clone(),
-        objective: args.planning.objective.into(),
+        objective: args.planning.objective().into(),
         weighted: workload.weighted,
         pins: args.planning.pins.clone(),
         ..ConcurrentRequest::new(applications)
@@ -146,7 +146,7 @@ pub fn plan<'a>(
                 profile: &profiles[at],
                 graph: profiles[at].model(None)?,
                 units: args.units.clone(),
-                objective: args.planning.objective.into(),
+                objective: args.planning.objective().into(),
                 pins: args.planning.pins.clone(),
             })
         })

@@ -1,14 +1,16 @@
 //! The one cost view that every planner, `explain` and the pricing of plans use.
 
+mod price;
+
 use crate::estimate::{MeasuredSet, UnitEstimate};
 use crate::order::Dag;
 use crate::{Pin, PlanError, PlanRequest};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use trefoil_core::cost::measurement_cost;
 use trefoil_core::profile::ProfileIndex;
 use trefoil_core::{
     CoreError, Cost, CostTable, Measurement, MeasurementId, Objective, OperatorGraph, OperatorId, Origin, Outcome,
-    Subject, TensorId, Unit, UnitAddress,
+    Subject, Unit, UnitAddress,
 };
 
 /// Cost of one segment on one unit, without transfers.
@@ -61,7 +63,10 @@ impl<'a> CostView<'a> {
     pub fn new(request: &PlanRequest<'a>) -> Result<Self, PlanError> {
         let (profile, graph) = (request.profile, request.graph);
         profile.validate()?;
-        graph.validate()?;
+        // The profile's own graphs have just been looked at.
+        if !profile.models.iter().any(|model| std::ptr::eq(model, graph)) {
+            graph.validate()?;
+        }
         if let Some((name, watts)) =
             profile.declared_watts.iter().find(|(_, watts)| !watts.is_finite() || **watts < 0.0)
         {
@@ -101,9 +106,9 @@ impl<'a> CostView<'a> {
             return Err(PlanError::NoUnits);
         }
         let units = addresses.iter().map(|address| profile.unit(address)).collect::<Result<Vec<_>, _>>()?;
-        let table = CostTable::from_profile(profile, &without_operators(graph), &addresses)?;
-        let per_ms = prices(request.objective, &table)?;
         let index = profile.index();
+        let table = CostTable::from_index(&index, &without_operators(graph), &addresses)?;
+        let per_ms = prices(request.objective, &table)?;
         let mut view = Self {
             graph,
             objective: request.objective,
@@ -139,18 +144,43 @@ impl<'a> CostView<'a> {
         self.table.units.iter().position(|unit| unit == address)
     }
 
-    /// Looks up every operator alone on every unit.
+    /// Looks up every operator alone on every unit. One pass over the records: networks have many operators of few
+    /// signatures, and a look-up each by text would be most of planning.
     fn read_operators(&mut self) -> Result<(), PlanError> {
+        let units = self.unit_count();
+        let mut numbers: HashMap<&str, usize> = HashMap::with_capacity(self.graph.len());
+        let number: Vec<usize> = self
+            .graph
+            .operators
+            .iter()
+            .map(|operator| {
+                let next = numbers.len();
+                *numbers.entry(&operator.signature.0).or_insert(next)
+            })
+            .collect();
+        let mut newest: Vec<Option<&'a Measurement>> = vec![None; numbers.len() * units];
+        for record in &self.index.profile.measurements {
+            if let (Subject::Operator { signature }, [address]) = (&record.subject, record.units.as_slice())
+                && let Some(number) = numbers.get(signature.0.as_str())
+                && let Some(unit) = self.table.units.iter().position(|unit| unit == address)
+            {
+                newest[number * units + unit] = Some(record);
+            }
+        }
+        self.records.reserve(self.graph.len() * units);
+        self.table.costs.reserve(self.graph.len() * units);
         for (row, operator) in self.graph.operators.iter().enumerate() {
-            let subject = Subject::Operator { signature: operator.signature.clone() };
-            for address in &self.table.units {
-                let key = std::slice::from_ref(address);
-                let record = self.index.newest(&subject, key).ok_or_else(|| CoreError::MissingMeasurement {
-                    id: MeasurementId::new(&subject, key, 0).0,
-                    operator: row as u32,
-                    name: operator.name.clone(),
-                    kind: operator.kind.clone(),
-                    unit: address.to_string(),
+            for unit in 0..units {
+                let record = newest[number[row] * units + unit].ok_or_else(|| {
+                    let subject = Subject::Operator { signature: operator.signature.clone() };
+                    let address = &self.table.units[unit];
+                    CoreError::MissingMeasurement {
+                        id: MeasurementId::new(&subject, std::slice::from_ref(address), 0).0,
+                        operator: row as u32,
+                        name: operator.name.clone(),
+                        kind: operator.kind.clone(),
+                        unit: address.to_string(),
+                    }
                 })?;
                 self.records.push(record);
                 self.table.costs.push(measurement_cost(record));
@@ -186,7 +216,8 @@ impl<'a> CostView<'a> {
             return;
         }
         let (graph, table) = (self.graph, &self.table);
-        let newest: Vec<&'a Measurement> = self.index.all_newest().collect();
+        let whole = |subject: &Subject| matches!(subject, Subject::WholeModel { .. } | Subject::Segment { .. });
+        let newest: Vec<&'a Measurement> = self.index.newest_of(whole).collect();
         for measurement in newest {
             let [address] = measurement.units.as_slice() else { continue };
             let Some(unit) = table.units.iter().position(|unit| unit == address) else { continue };
@@ -235,7 +266,7 @@ impl<'a> CostView<'a> {
         matches!(self.operator_record(id, unit).outcome, Outcome::Wrong { .. })
     }
 
-    fn operator_record(&self, id: OperatorId, unit: usize) -> &'a Measurement {
+    pub fn operator_record(&self, id: OperatorId, unit: usize) -> &'a Measurement {
         self.records[id.index() * self.unit_count() + unit]
     }
 
@@ -282,10 +313,21 @@ impl<'a> CostView<'a> {
                 .ok_or_else(|| PlanError::PinUnit { pin: pin.to_string(), have: self.unit_names() })?;
             let mut matches = false;
             for id in self.graph.ids() {
-                if pin.matches(self.graph.operator(id)) {
-                    matches = true;
-                    self.pinned[id.index()] = Some((unit, pin.clone()));
+                if !pin.matches(self.graph.operator(id)) {
+                    continue;
                 }
+                matches = true;
+                if let Some((other, earlier)) = &self.pinned[id.index()]
+                    && *other != unit
+                {
+                    return Err(PlanError::PinConflict {
+                        pins: format!("`{earlier}` and `{pin}`"),
+                        operator: id.0,
+                        name: self.graph.operator(id).name.clone(),
+                        kind: self.graph.operator(id).kind.clone(),
+                    });
+                }
+                self.pinned[id.index()] = Some((unit, pin.clone()));
             }
             if !matches {
                 return Err(PlanError::PinMatchesNothing { pin: pin.to_string(), model: self.graph.model.clone() });
@@ -314,9 +356,38 @@ impl<'a> CostView<'a> {
         self.pinned[id.index()].as_ref().is_none_or(|(pinned, _)| *pinned == unit)
     }
 
-    /// The operator's isolated cost where it runs alone on the unit and no pin forbids it.
+    /// Whether the operator may run on the unit in some plan, alone or inside a set measured whole.
+    pub fn possible(&self, id: OperatorId, unit: usize) -> bool {
+        self.allowed(id, unit) && self.estimates[unit].least[id.index()].is_finite()
+    }
+
+    /// Least milliseconds that any segment on the unit costs beyond the least of each of its operators
+    /// ([`UnitEstimate::least`]): about one dispatch.
+    pub fn least_start(&self, unit: usize) -> f64 {
+        let estimate = &self.estimates[unit];
+        let least = |id: OperatorId| estimate.least[id.index()];
+        let alone = self.graph.ids().filter_map(|id| Some(self.table.cost(id, unit)?.ms - least(id)));
+        let whole = self.measured[unit].iter().filter_map(|(operators, record)| {
+            Some(measurement_cost(record)?.ms - operators.iter().map(|&id| least(id)).sum::<f64>())
+        });
+        alone.chain(whole).fold(estimate.dispatch_ms, f64::min).max(0.0)
+    }
+
+    /// The operator's isolated cost where it runs alone on the unit, its weights fit there and no pin forbids it.
     pub fn runnable(&self, id: OperatorId, unit: usize) -> Option<&Cost> {
-        self.table.cost(id, unit).filter(|_| self.allowed(id, unit))
+        let fits = self.units[unit].limits.memory_bytes.is_none_or(|most| self.graph.operator(id).weight_bytes <= most);
+        self.table.cost(id, unit).filter(|_| fits && self.allowed(id, unit))
+    }
+
+    /// That some operator runs alone on no unit, and why.
+    pub fn no_unit(&self) -> PlanError {
+        let lost = self.graph.ids().find(|&id| (0..self.unit_count()).all(|unit| self.runnable(id, unit).is_none()));
+        let Some(id) = lost else { return self.no_split("an operator runs on no unit") };
+        let reasons: Vec<String> = (0..self.unit_count())
+            .filter_map(|unit| Some(format!("{}: {}", self.table.units[unit], self.check_segment(&[id], unit).err()?)))
+            .collect();
+        let name = &self.graph.operator(id).name;
+        self.no_split(&format!("operator {id} `{name}` runs on no unit alone: {}", reasons.join("; ")))
     }
 
     /// Why the operator has no isolated cost on the unit.
@@ -331,159 +402,6 @@ impl<'a> CostView<'a> {
 
     pub fn no_split(&self, reason: &str) -> PlanError {
         PlanError::NoSplit { model: self.graph.model.clone(), units: self.unit_names(), reason: reason.to_owned() }
-    }
-
-    /// Whether a segment of these operators (ascending) may be put on the unit; the reason if not. A set measured whole
-    /// decides for itself. Otherwise failure is taken to be monotone: what holds an operator or a set that failed, or
-    /// exceeds the unit's stated limits, fails too.
-    pub fn check_segment(&self, operators: &[OperatorId], unit: usize) -> Result<(), String> {
-        if let Some((id, pin)) = operators.iter().find_map(|id| match &self.pinned[id.index()] {
-            Some((pinned, pin)) if *pinned != unit => Some((id, pin)),
-            _ => None,
-        }) {
-            return Err(format!("operator {id} `{}` is pinned by `{pin}`", self.graph.operator(*id).name));
-        }
-        if self.measured[unit].contains_key(operators) {
-            return Ok(());
-        }
-        let absent: Vec<OperatorId> =
-            operators.iter().copied().filter(|&id| self.table.cost(id, unit).is_none()).collect();
-        if let Some(&first) = absent.first() {
-            let operator = self.graph.operator(first);
-            let more = if absent.len() > 1 { format!(" (and {} more)", absent.len() - 1) } else { String::new() };
-            return Err(format!(
-                "operator {first} `{}` ({}): {}{more}",
-                operator.name,
-                operator.kind,
-                self.why_absent(first, unit)
-            ));
-        }
-        for failed in &self.failed[unit] {
-            if failed.operators.iter().all(|id| operators.binary_search(id).is_ok()) {
-                return Err(format!(
-                    "{} operators of it failed in one piece: {}",
-                    failed.operators.len(),
-                    failed.reason
-                ));
-            }
-        }
-        let limits = &self.units[unit].limits;
-        let nodes: u64 = operators.iter().map(|&id| self.graph.operator(id).nodes.len() as u64).sum();
-        if let Some(most) = limits.max_nodes.filter(|&most| nodes > most) {
-            return Err(format!("{nodes} nodes are more than the unit's limit of {most}"));
-        }
-        let bytes: u64 = operators.iter().map(|&id| self.graph.operator(id).weight_bytes).sum();
-        if let Some(most) = limits.memory_bytes.filter(|&most| bytes > most) {
-            return Err(format!("{bytes} bytes of weights are more than the unit's memory of {most}"));
-        }
-        Ok(())
-    }
-
-    /// `S`: the cost of a segment (operators ascending) on a unit, or why it cannot run there.
-    pub fn segment(&self, operators: &[OperatorId], unit: usize) -> Result<SegmentCost, String> {
-        self.check_segment(operators, unit)?;
-        if let Some((record, cost)) =
-            self.measured[unit].get(operators).and_then(|record| Some((record, measurement_cost(record)?)))
-        {
-            return Ok(SegmentCost { ms: cost.ms, whole: true, ids: vec![record.id.clone()], origin: record.origin });
-        }
-        if let [id] = operators
-            && let Some(cost) = self.table.cost(*id, unit)
-        {
-            return Ok(SegmentCost { ms: cost.ms, whole: true, ids: cost.ids.clone(), origin: cost.origin });
-        }
-        let estimate = &self.estimates[unit];
-        let mut ids: Vec<MeasurementId> = Vec::new();
-        let mut origin = Origin::Predicted;
-        let mut evidence: Vec<u32> = Vec::new();
-        for id in operators {
-            if let Some(cost) = self.table.cost(*id, unit) {
-                ids.extend(cost.ids.iter().cloned());
-                origin = composed(origin, cost.origin);
-            }
-            evidence.extend(estimate.evidence[id.index()]);
-        }
-        evidence.sort_unstable();
-        evidence.dedup();
-        ids.extend(evidence.iter().map(|&index| self.sets[unit][index as usize].1.clone()));
-        ids.sort_unstable();
-        ids.dedup();
-        Ok(SegmentCost { ms: estimate.segment_ms(operators), whole: false, ids, origin })
-    }
-
-    /// Milliseconds of [`Self::segment`], without its evidence.
-    pub fn segment_ms(&self, operators: &[OperatorId], unit: usize) -> Result<f64, String> {
-        self.check_segment(operators, unit)?;
-        if let Some(cost) = self.measured[unit].get(operators).and_then(|record| measurement_cost(record)) {
-            return Ok(cost.ms);
-        }
-        match operators {
-            [id] if self.table.cost(*id, unit).is_some() => Ok(self.table.cost(*id, unit).map_or(0.0, |cost| cost.ms)),
-            _ => Ok(self.estimates[unit].segment_ms(operators)),
-        }
-    }
-
-    /// Whether putting `id` into the piece keeps it runnable as one segment.
-    pub fn can_extend(&self, piece: &crate::assemble::Piece, id: OperatorId) -> bool {
-        let limits = &self.units[piece.unit].limits;
-        if self.failed[piece.unit].is_empty() && limits.max_nodes.is_none() && limits.memory_bytes.is_none() {
-            return true;
-        }
-        let mut joint = piece.operators.clone();
-        joint.push(id);
-        joint.sort_unstable();
-        self.check_segment(&joint, piece.unit).is_ok()
-    }
-
-    /// Milliseconds to make a model input available to a unit, where its backend tells `h2d`: the first reader's h2d
-    /// divided by bytes among that reader's inputs. 0 where it cannot tell.
-    pub fn input_ms(&self, tensor: TensorId, unit: usize) -> (f64, &[MeasurementId], Origin) {
-        let edge = self.graph.tensor(tensor);
-        let told = edge.consumers.iter().find_map(|&id| {
-            let cost = self.table.cost(id, unit)?;
-            Some((id, cost.h2d_ms?, cost))
-        });
-        match told {
-            Some((id, ms, cost)) if self.table.accelerator[unit] => {
-                (ms * self.byte_share(tensor, &self.graph.operator(id).inputs), &cost.ids, cost.origin)
-            }
-            _ => (0.0, &[], Origin::Measured),
-        }
-    }
-
-    /// Milliseconds to hand a model output from its producer's unit to the host, where its backend tells `d2h`.
-    pub fn output_ms(&self, tensor: TensorId, unit: usize) -> (f64, &[MeasurementId], Origin) {
-        let edge = self.graph.tensor(tensor);
-        let told = edge.producer.and_then(|id| {
-            let cost = self.table.cost(id, unit)?;
-            Some((id, cost.d2h_ms?, cost))
-        });
-        match told {
-            Some((id, ms, cost)) if self.table.accelerator[unit] => {
-                (ms * self.byte_share(tensor, &self.graph.operator(id).outputs), &cost.ids, cost.origin)
-            }
-            _ => (0.0, &[], Origin::Measured),
-        }
-    }
-
-    fn byte_share(&self, tensor: TensorId, among: &[TensorId]) -> f64 {
-        let bytes = |tensor: TensorId| self.graph.tensor(tensor).bytes as f64;
-        let total: f64 = among.iter().map(|&other| bytes(other)).sum();
-        if total > 0.0 { bytes(tensor) / total } else { 1.0 / among.len().max(1) as f64 }
-    }
-
-    /// Lower bound, in the objective's unit, on every plan that runs segments one after another under this cost view:
-    /// each operator at the least it can add anywhere, transfers and dispatches free.
-    pub fn lower_bound(&self) -> f64 {
-        self.graph.ids().map(|id| self.least(id)).sum()
-    }
-
-    /// One operator's part of [`Self::lower_bound`].
-    pub fn least(&self, id: OperatorId) -> f64 {
-        let units = (0..self.unit_count()).filter(|&unit| self.allowed(id, unit));
-        let least =
-            units.map(|unit| self.estimates[unit].least[id.index()] * self.per_ms[unit]).fold(f64::INFINITY, f64::min);
-        if least.is_finite() { least } else { 0.0 }
     }
 }
 
