@@ -73,7 +73,7 @@ fn loads_with_transfers_are_proven_and_tighten_the_bound() {
         refused(&paper, &profiles, "a payment by a stranger", |forged| {
             let payment = &mut proof(forged, "priced-load")["payments"][0];
             let reader = payment["reader"].as_u64().unwrap();
-            payment["reader"] = json!(if reader == 0 { 1 } else { 0 });
+            payment["reader"] = json!(u8::from(reader == 0));
         });
         refused(&paper, &profiles, "a payment that is no number", |forged| {
             proof(forged, "priced-load")["payments"][0]["paid"][0] = json!("much");

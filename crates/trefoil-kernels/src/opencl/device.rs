@@ -133,8 +133,8 @@ impl Device {
     fn use_units(&mut self, units: u32) {
         // Made once per device and size and never released: a queue may outlive whoever asked.
         static MADE: Mutex<BTreeMap<(usize, u32), usize>> = Mutex::new(BTreeMap::new());
-        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = made.get(&(self.id, units)).copied();
+        let mut sub_devices = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = sub_devices.get(&(self.id, units)).copied();
         let make = || {
             let partition = [CL_DEVICE_PARTITION_BY_COUNTS, units as isize, CL_DEVICE_PARTITION_BY_COUNTS_LIST_END, 0];
             let parts = opencl3::device::Device::new(self.id()).create_sub_devices(&partition).ok()?;
@@ -143,7 +143,7 @@ impl Device {
             ids.first().copied()
         };
         let Some(id) = known.or_else(make) else { return };
-        made.insert((self.id, units), id);
+        sub_devices.insert((self.id, units), id);
         self.id = id;
         self.info.compute_units = units;
     }
