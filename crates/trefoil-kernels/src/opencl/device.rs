@@ -132,9 +132,9 @@ impl Device {
     /// A driver that makes none goes on with all its threads, on the same cores.
     fn use_units(&mut self, units: u32) {
         // Made once per device and size and never released: a queue may outlive whoever asked.
-        static MADE: Mutex<BTreeMap<(usize, u32), usize>> = Mutex::new(BTreeMap::new());
-        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = made.get(&(self.id, units)).copied();
+        static UNITS: Mutex<BTreeMap<(usize, u32), usize>> = Mutex::new(BTreeMap::new());
+        let mut known = UNITS.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = known.get(&(self.id, units)).copied();
         let make = || {
             let partition = [CL_DEVICE_PARTITION_BY_COUNTS, units as isize, CL_DEVICE_PARTITION_BY_COUNTS_LIST_END, 0];
             let parts = opencl3::device::Device::new(self.id()).create_sub_devices(&partition).ok()?;
@@ -142,8 +142,8 @@ impl Device {
             parts.into_iter().for_each(std::mem::forget);
             ids.first().copied()
         };
-        let Some(id) = known.or_else(make) else { return };
-        made.insert((self.id, units), id);
+        let Some(id) = before.or_else(make) else { return };
+        known.insert((self.id, units), id);
         self.id = id;
         self.info.compute_units = units;
     }
