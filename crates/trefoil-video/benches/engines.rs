@@ -46,7 +46,9 @@ fn main() -> Result<(), VideoError> {
         for spec in [EngineSpec::cpu(cores), EngineSpec::opencl(cores)] {
             match Lane::open(&spec, &model, NumericPath::W8a8, Some(&calibration)) {
                 Ok(lane) => {
-                    lane.engine().notes().iter().for_each(|note| println!("{note}"));
+                    for note in lane.engine().notes() {
+                        println!("{note}");
+                    }
                     engines.push((spec.to_string(), lane));
                 }
                 Err(error) => println!("skipped: {error}"),

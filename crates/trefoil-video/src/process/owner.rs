@@ -340,7 +340,10 @@ pub(super) fn died(error: std::io::Error) -> Failure {
 
 pub(super) fn failed(engine: &str, message: String) -> Failure {
     // It may have named itself already.
-    let message = message.strip_prefix(&format!("engine `{engine}`: ")).map(str::to_string).unwrap_or(message);
+    let message = match message.strip_prefix(&format!("engine `{engine}`: ")) {
+        Some(reason) => reason.to_string(),
+        None => message,
+    };
     Failure::Refused(VideoError::Engine { engine: engine.to_string(), reason: message })
 }
 
