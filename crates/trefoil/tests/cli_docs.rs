@@ -22,6 +22,8 @@ const COMMANDS: &[&[&str]] = &[
     &["bench", "plan"],
     &["bench", "pairs"],
     &["bench", "kernels"],
+    &["bench", "quality"],
+    &["bench", "decoder"],
     &["weights", "pack"],
     &["weights", "info"],
     &["weights", "verify"],

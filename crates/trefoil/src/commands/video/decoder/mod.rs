@@ -146,7 +146,7 @@ pub fn run(args: &BenchDecoderArgs) -> Result<(), CliError> {
         }
     }
     drop(progress);
-    let differences = bench.differences(&rows)?;
+    let differences = differences(&rows)?;
     report::print(args, &bench, &rows, &differences)
 }
 
@@ -207,15 +207,16 @@ impl Workbench {
             path: std::env::temp_dir(),
             source,
         })?;
-        let model = match &args.model {
-            Some(model) => {
-                check_folder(model)?;
-                model.clone()
-            }
-            None => {
-                write_vae_decoder(space.path(), &VaeConfig::default(), SEED)?;
-                space.path().to_owned()
-            }
+        let model = if let Some(model) = &args.model {
+            check_folder(model)?;
+            model.clone()
+        } else {
+            // A folder of its own: what the rows leave are safetensors files too.
+            let folder = space.path().join("weights");
+            let fail = |source| CliError::File { action: "create", path: folder.clone(), source };
+            std::fs::create_dir(&folder).map_err(fail)?;
+            write_vae_decoder(&folder, &VaeConfig::default(), SEED)?;
+            folder
         };
         let decoder = VaeDecoder::open(&model)?;
         let config = decoder.config().clone();
@@ -236,18 +237,18 @@ impl Workbench {
         let parts = ["vae_decoder", "vae"].map(|part| self.model.join(part));
         parts.into_iter().find(|part| part.is_dir()).unwrap_or_else(|| self.model.clone())
     }
+}
 
-    /// Frames of each row beside those of the first untiled f32 row of ours; diffusers' too. None for that row itself.
-    fn differences(&self, rows: &[Row]) -> Result<Vec<Option<Fidelity>>, CliError> {
-        let is_reference =
-            |row: &Row| row.decoder == Decoder::Trefoil && row.path == DecoderPath::F32 && row.tiles.is_none();
-        let Some(at) = rows.iter().position(is_reference) else { return Ok(vec![None; rows.len()]) };
-        let reference = read_frames(&rows[at].frames)?;
-        let against = |(index, row): (usize, &Row)| -> Result<Option<Fidelity>, CliError> {
-            if index == at { Ok(None) } else { Ok(compare(&read_frames(&row.frames)?, &reference)) }
-        };
-        rows.iter().enumerate().map(against).collect()
-    }
+/// Frames of each row beside those of the first untiled f32 row of ours; diffusers' too. None for that row itself.
+fn differences(rows: &[Row]) -> Result<Vec<Option<Fidelity>>, CliError> {
+    let is_reference =
+        |row: &Row| row.decoder == Decoder::Trefoil && row.path == DecoderPath::F32 && row.tiles.is_none();
+    let Some(at) = rows.iter().position(is_reference) else { return Ok(vec![None; rows.len()]) };
+    let reference = read_frames(&rows[at].frames)?;
+    let against = |(index, row): (usize, &Row)| -> Result<Option<Fidelity>, CliError> {
+        if index == at { Ok(None) } else { Ok(compare(&read_frames(&row.frames)?, &reference)) }
+    };
+    rows.iter().enumerate().map(against).collect()
 }
 
 /// `[1, 3, frames, height, width]` as frames.

@@ -196,15 +196,12 @@ impl Maker {
         let kernels = Arc::new(kernels(None)?);
         let latent = [packed.config().channels, frames, rows, columns];
         let (mut notes, mut calibration_clips) = (Vec::new(), 0);
-        let calibration = match Calibration::of(&packed)? {
-            Some(stored) => {
-                stored.check(&packed)?;
-                stored
-            }
-            None => {
-                calibration_clips = CALIBRATION_CLIPS;
-                observe(folder, &packed, &kernels, latent, &mut notes)?
-            }
+        let calibration = if let Some(stored) = Calibration::of(&packed)? {
+            stored.check(&packed)?;
+            stored
+        } else {
+            calibration_clips = CALIBRATION_CLIPS;
+            observe(folder, &packed, &kernels, latent, &mut notes)?
         };
         let calibration = Arc::new(calibration);
         let lane = |path: NumericPath| -> Result<Lane, VideoError> {
