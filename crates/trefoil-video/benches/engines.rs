@@ -101,7 +101,7 @@ fn measure(
                     samples.p90,
                     samples.count,
                     gflop / samples.median * 1e3,
-                    lane.scratch_bytes() as f64 / (1 << 20) as f64
+                    lane.scratch_bytes() as f64 / f64::from(1 << 20)
                 );
             }
         }

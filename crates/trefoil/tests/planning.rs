@@ -10,7 +10,7 @@ fn simulated() -> Workspace {
     let space = Workspace::with_model();
     let units = ["sim:lunar-lake/CPU", "sim:lunar-lake/GPU", "sim:lunar-lake/NPU"];
     let mut arguments = vec!["profile", "small.onnx", "-o", "p.json"];
-    units.iter().for_each(|unit| arguments.extend(["-u", unit]));
+    arguments.extend(units.iter().flat_map(|unit| ["-u", unit]));
     space.run(arguments);
     space
 }

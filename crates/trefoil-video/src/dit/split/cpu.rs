@@ -208,8 +208,8 @@ impl CpuSide {
     }
 
     pub(super) fn attend(&mut self, engines: &Engines<'_>, run: &Run<'_>, part: &Heads) -> Result<(), VideoError> {
-        let (heads, head_dim, stride) = (part.heads.len(), run.width / run.heads, padded(run.width));
-        let (first, columns) = (part.heads.start * head_dim, heads * head_dim);
+        let (heads, head_dim, stride) = (part.range.len(), run.width / run.heads, padded(run.width));
+        let (first, columns) = (part.range.start * head_dim, heads * head_dim);
         let [query_site, key_site, value_site, out_site] = part.sites;
         let key = slice(&self.key, (first, part.keys), columns, stride)?;
         let value = slice(&self.value, (first, part.keys), columns, stride)?;

@@ -227,8 +227,8 @@ impl DeviceSide {
 
     pub(super) fn attend(&mut self, engines: &Engines<'_>, run: &Run<'_>, part: &Heads) -> Result<(), VideoError> {
         let kernels = engines.device;
-        let (heads, head_dim, stride) = (part.heads.len(), run.width / run.heads, padded(run.width));
-        let (first, columns) = (part.heads.start * head_dim, heads * head_dim);
+        let (heads, head_dim, stride) = (part.range.len(), run.width / run.heads, padded(run.width));
+        let (first, columns) = (part.range.start * head_dim, heads * head_dim);
         let [query_site, key_site, value_site, out_site] = part.sites;
         let key = self.key.at_least(kernels, part.keys * stride)?;
         let value = self.value.at_least(kernels, part.keys * stride)?;

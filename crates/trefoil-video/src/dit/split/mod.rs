@@ -79,7 +79,7 @@ struct Run<'a> {
 /// Heads of an attention, of which there are `Run::heads`.
 #[derive(Debug, Clone)]
 struct Heads {
-    heads: Range<usize>,
+    range: Range<usize>,
     queries: usize,
     keys: usize,
     /// Queries, keys, values, output.
@@ -165,7 +165,7 @@ impl SplitBlocks {
         self.norm(engines, &run, 0..tokens, Norm::Adaptive(1, 0), SelfIn)?;
         let operands = (Source::Input(SelfIn), Source::Input(SelfIn));
         let part =
-            Heads { heads: 0..0, queries: tokens, keys: tokens, sites: [SelfQuery, SelfKey, SelfValue, SelfOut] };
+            Heads { range: 0..0, queries: tokens, keys: tokens, sites: [SelfQuery, SelfKey, SelfValue, SelfOut] };
         self.attend(engines, &run, self_attention, operands, Some(conditions), &part)?;
         self.linear(
             engines,
@@ -181,7 +181,7 @@ impl SplitBlocks {
         self.device.quantise_context(engines, &run, &conditions.device)?;
         let operands = (Source::Input(CrossIn), Source::Context(Text));
         let part =
-            Heads { heads: 0..0, queries: tokens, keys: text, sites: [CrossQuery, CrossKey, CrossValue, CrossOut] };
+            Heads { range: 0..0, queries: tokens, keys: text, sites: [CrossQuery, CrossKey, CrossValue, CrossOut] };
         self.attend(engines, &run, cross_attention, operands, None, &part)?;
         self.linear(
             engines,
@@ -251,10 +251,10 @@ impl SplitBlocks {
         let head_dim = run.width / run.heads;
         let columns = ours.end * head_dim;
         if !theirs.is_empty() {
-            self.device.attend(engines, run, &Heads { heads: theirs, ..part.clone() })?;
+            self.device.attend(engines, run, &Heads { range: theirs, ..part.clone() })?;
         }
         if !ours.is_empty() {
-            self.cpu.attend(engines, run, &Heads { heads: ours, ..part.clone() })?;
+            self.cpu.attend(engines, run, &Heads { range: ours, ..part.clone() })?;
         }
         let (device, cpu) =
             (self.device.input(engines, queries, run.width)?, self.cpu.input(queries * padded(run.width)));

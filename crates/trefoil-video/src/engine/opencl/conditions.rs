@@ -42,14 +42,13 @@ impl HeldConditions {
             self.contexts.clear();
         }
         let key = (clip.expert(piece.step), piece.branch);
-        let at = match self.contexts.iter().position(|held| (held.expert, held.branch) == key) {
-            Some(at) => at,
-            None => {
-                let (expert, branch) = key;
-                let values = kernels.copied(conditions.context)?;
-                self.contexts.push(Context { expert, branch, values, rows: conditions.text });
-                self.contexts.len() - 1
-            }
+        let at = if let Some(at) = self.contexts.iter().position(|held| (held.expert, held.branch) == key) {
+            at
+        } else {
+            let (expert, branch) = key;
+            let values = kernels.copied(conditions.context)?;
+            self.contexts.push(Context { expert, branch, values, rows: conditions.text });
+            self.contexts.len() - 1
         };
         let rotary = match self.rotary.take() {
             Some(rotary) if self.clip.is_some() => rotary,

@@ -34,12 +34,12 @@ fn choose(devices: Vec<DeviceInfo>, wanted: Option<&str>) -> Result<DeviceInfo, 
         }
         return Ok(fit.swap_remove(at));
     };
-    let fits = |device: &DeviceInfo| match wanted.parse::<usize>() {
-        Ok(index) => device.index == index,
-        Err(_) => {
-            let wanted = wanted.to_lowercase();
-            [&device.name, &device.platform].into_iter().any(|name| name.to_lowercase().contains(&wanted))
+    let fits = |device: &DeviceInfo| {
+        if let Ok(index) = wanted.parse::<usize>() {
+            return device.index == index;
         }
+        let wanted = wanted.to_lowercase();
+        [&device.name, &device.platform].into_iter().any(|name| name.to_lowercase().contains(&wanted))
     };
     let mut found: Vec<DeviceInfo> = devices.into_iter().filter(fits).collect();
     match found.len() {

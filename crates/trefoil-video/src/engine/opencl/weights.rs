@@ -17,11 +17,14 @@ pub struct WeightBuffers {
     pieces: Vec<Piece>,
 }
 
+/// The same memory as codes and as floats.
+type PieceBuffers = (Buffer<i8>, Buffer<f32>);
+
 #[derive(Debug)]
 struct Piece {
     memory: Arc<Mapped>,
     /// The same memory as codes and as floats.
-    buffers: OnceCell<(Buffer<i8>, Buffer<f32>)>,
+    buffers: OnceCell<PieceBuffers>,
 }
 
 /// A piece of a model's mapping.
@@ -105,7 +108,7 @@ impl WeightBuffers {
     }
 
     /// The buffers over the piece that `bytes` bytes at `pointer` lie in, and where in it they begin.
-    fn buffers(&self, pointer: *const u8, bytes: usize) -> Result<(&(Buffer<i8>, Buffer<f32>), usize), VideoError> {
+    fn buffers(&self, pointer: *const u8, bytes: usize) -> Result<(&PieceBuffers, usize), VideoError> {
         let address = pointer.addr();
         let behind = self.pieces.partition_point(|piece| piece.memory.address() <= address);
         let holds = |piece: &&Piece| address + bytes <= piece.memory.address() + piece.memory.bytes;
@@ -113,13 +116,12 @@ impl WeightBuffers {
             what: "the weights".to_string(),
             reason: "they do not lie in the artefact; pack the model with `trefoil video pack`".to_string(),
         })?;
-        let buffers = match piece.buffers.get() {
-            Some(buffers) => buffers,
-            None => {
-                let codes: Buffer<i8> = self.kernels.share(Arc::clone(&piece.memory))?;
-                let floats = codes.viewed_as()?;
-                piece.buffers.get_or_init(|| (codes, floats))
-            }
+        let buffers = if let Some(buffers) = piece.buffers.get() {
+            buffers
+        } else {
+            let codes: Buffer<i8> = self.kernels.share(Arc::clone(&piece.memory))?;
+            let floats = codes.viewed_as()?;
+            piece.buffers.get_or_init(|| (codes, floats))
         };
         Ok((buffers, address - piece.memory.address()))
     }
