@@ -139,7 +139,9 @@ fn bound_by(problem: &Problem, least: &LeastTimes, effort: Effort) -> Bound {
                 let first = least.first_start(&prices);
                 let least_cost = minimum_cut(problem, &prices).map(|cut| cut.0).or_else(|| {
                     (units <= priced::MOST_UNITS).then(|| {
-                        let factor = |unit: usize, class: usize| if least.of_segments() { least.least_factor(unit) } else { least.factor[unit][class] };
+                        let factor = |unit: usize, class: usize| {
+                            if least.of_segments() { least.least_factor(unit) } else { least.factor[unit][class] }
+                        };
                         let weights: Vec<f64> =
                             (0..2 * units).map(|at| above(at / 2) * factor(at / 2, at % 2)).collect();
                         let part = Part::whole(problem, !least.of_segments());
