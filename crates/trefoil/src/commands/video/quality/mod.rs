@@ -6,7 +6,7 @@ mod report;
 
 use super::encode::read_text;
 use super::generate::{Size, artefact};
-use super::shared::{check_folder, kernels};
+use super::shared::{CoresArg, check_folder, kernels};
 use super::{bar, blocks, keep_going, lanes};
 use crate::cli::SecondArgs;
 use crate::context::stop_flag;
@@ -50,6 +50,9 @@ pub struct BenchQualityArgs {
     /// Seed of the first clip's noise; each further clip has the next
     #[arg(long, default_value_t = 1000)]
     pub seed: u32,
+    /// Cores to use, such as 0-3,7 [default: all]
+    #[arg(long, value_name = "CORES")]
+    pub cores: Option<CoresArg>,
     /// Folder for packed models
     #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
     pub cache: Option<PathBuf>,
@@ -193,7 +196,7 @@ impl Maker {
             ));
         }
         let reference = Arc::new(open_reference(&packed, None)?);
-        let kernels = Arc::new(kernels(None)?);
+        let kernels = Arc::new(kernels(args.cores.as_ref())?);
         let latent = [packed.config().channels, frames, rows, columns];
         let (mut notes, mut calibration_clips) = (Vec::new(), 0);
         let calibration = if let Some(stored) = Calibration::of(&packed)? {
