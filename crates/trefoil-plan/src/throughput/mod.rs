@@ -95,7 +95,7 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
             best = Some((period, plan));
         }
     }
-    let Some((period, mut plan)) = best else { return Err(view.no_split("no pipeline of segments runs everywhere")) };
+    let Some((period, mut plan)) = best else { return Err(view.no_unit()) };
     let load = plan.claimed;
     set_bound(&mut plan, bound(view)?);
     plan.own = Some(OwnClaim {
