@@ -14,7 +14,7 @@ pub use video::{
     VideoArgs, VideoCommand, VideoInfoArgs, VideoPackArgs,
 };
 
-pub use together::{BenchPairsArgs, TogetherArgs};
+pub use together::{BenchCorunArgs, BenchMethodsArgs, BenchPairsArgs, TogetherArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -371,6 +371,11 @@ pub enum BenchCommand {
     /// Every pair of models together: predicted and measured speed-up over the best of running them one after another, both at
     /// once and one per core, beside the cap of the pair
     Pairs(BenchPairsArgs),
+    /// BIDENT's Observation 3 on the units present: three pairs of operators (or pairs of models) on every two units that can
+    /// work at once, how much each slows the other, and the speed-up over one after the other on the best unit
+    Corun(BenchCorunArgs),
+    /// One model on several units by each planner (predicted and measured), against every backend with all cores
+    Methods(BenchMethodsArgs),
     /// The kernels of the video path against the peak of their instructions, OpenCL and other libraries, on one core
     Kernels(BenchKernelsArgs),
 }

@@ -69,6 +69,8 @@ fn run(command: Command) -> Result<(), CliError> {
             BenchCommand::Video(args) => commands::video::bench(&args),
             BenchCommand::Plan(args) => commands::bench_plan::run(&args),
             BenchCommand::Pairs(args) => commands::bench_pairs::run(&args),
+            BenchCommand::Corun(args) => commands::bench_corun::run(&args),
+            BenchCommand::Methods(args) => commands::bench_methods::run(&args),
             BenchCommand::Kernels(args) => commands::bench_kernels::run(&args),
         },
         Command::MakeModel(args) => Ok(trefoil_onnx::builder::sample_model().save(&args.output)?),

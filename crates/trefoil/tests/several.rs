@@ -151,6 +151,29 @@ fn pairs_are_tabled_and_mapped() {
     assert!(page.contains("third") && page.contains("Pairs of models") && !page.contains("http"));
     let csv = std::fs::read_to_string(space.path("pairs.csv")).unwrap();
     assert_eq!(csv.lines().count(), 4, "{csv}");
+    let picture = std::fs::read(space.path("pairs.png")).unwrap();
+    assert!(picture.starts_with(b"\x89PNG\r\n") && picture.len() > 1000);
+
+    // The same command again, in another order and with a model less, measures nothing: it goes on from what is finished.
+    let again =
+        ["bench", "pairs", "third.onnx", "small.onnx", "-u", "rten:CPU", "--quick", "--no-refine", "--rounds", "1"];
+    let output = space.output(again.into_iter().chain(["--json"]));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stored = json(&output);
+    assert!(!told.contains('+') && told.contains("[2/2] small: measured"), "{told}");
+    assert_eq!(stored["pairs"][0]["speed_up"], pairs[1]["speed_up"], "{stored:#}");
+    assert!(
+        stored["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().contains("earlier invocations"))
+    );
+    let text = stdout(&space.output(again));
+    assert!(text.contains("third + small") && text.contains("geometric mean over 1 pair"), "{text}");
+    // Unless that is asked for.
+    let told = space.output(again.into_iter().chain(["--fresh"])).stderr;
+    assert!(String::from_utf8_lossy(&told).contains("[1/1] third + small: "), "{}", String::from_utf8_lossy(&told));
+    for (more, wanted) in [(["--pair-ms", "0"], "--pair-ms 0"), (["--report", "third.onnx"], "would be overwritten")] {
+        let message = space.fails(again.into_iter().chain(more), 2);
+        assert!(message.contains(wanted), "{message}");
+    }
 }
 
 #[test]

@@ -137,6 +137,28 @@ pub fn one_per_unit(request: &TogetherRequest<'_>) -> Result<Plan, PlanError> {
     build::plan(request, "one-per-unit", &executions)
 }
 
+/// One inference of each model, whole, on the unit named for it (an index in the request's units).
+///
+/// # Errors
+/// As [`serial`], and [`PlanError::Workload`] when there is not one unit for each model, or a model was not measured there.
+pub fn on_units(request: &TogetherRequest<'_>, unit_of: &[usize]) -> Result<Plan, PlanError> {
+    let costs = request.check()?;
+    let wrong = |model: String, reason: String| Err(PlanError::Workload { model, reason });
+    if unit_of.len() != request.models.len() || unit_of.iter().any(|&unit| unit >= request.units.len()) {
+        let reason = format!("{} units are named for {} models", unit_of.len(), request.models.len());
+        return wrong(String::new(), reason);
+    }
+    let mut executions = Vec::new();
+    for (model, &unit) in unit_of.iter().enumerate() {
+        if costs.whole(model, unit).is_none() {
+            let name = request.models[model].graph.model.clone();
+            return wrong(name, format!("it was not measured whole on {}", request.units[unit].address));
+        }
+        executions.push(request.whole(&costs, model, 0, unit));
+    }
+    build::plan(request, "on-units", &executions)
+}
+
 /// For each model its best unit of those that hold the most resources (a CPU backend on all cores): where it runs when every
 /// model is left to its backend's own threading. The plan lists them one after another; running it without that order is what
 /// the arrangement means.

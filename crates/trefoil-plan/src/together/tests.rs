@@ -64,6 +64,22 @@ fn serial_adds_up_and_one_per_unit_takes_the_longest() {
 }
 
 #[test]
+fn models_go_where_they_are_told() {
+    let models = [profile(2.0, 3.0), profile(0.9, 1.0)];
+    let request = request(&models);
+    let plan = on_units(&request, &[2, 1]).unwrap();
+    check(&request, &plan);
+    let units: Vec<_> = plan.segments.iter().map(|segment| segment.unit.to_string()).collect();
+    assert_eq!(units, ["a:CPU@1", "a:CPU@0"]);
+    assert!((plan.claimed - 3.0).abs() < 1e-9, "{}", plan.claimed);
+    // On one core they wait for each other.
+    assert!((on_units(&request, &[1, 1]).unwrap().claimed - 4.0).abs() < 1e-9);
+    for wrong in [&[0usize][..], &[0, 3]] {
+        assert!(on_units(&request, wrong).unwrap_err().to_string().contains("units are named"));
+    }
+}
+
+#[test]
 fn two_rounds_share_cores_evenly() {
     // All cores give nothing: 3 + 1 on each core instead of 3 + 3 beside 1 + 1.
     let models = [profile(3.0, 3.0), profile(1.0, 1.0)];

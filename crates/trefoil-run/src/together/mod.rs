@@ -10,6 +10,7 @@ mod contest;
 mod latencies;
 mod rounds;
 mod serve;
+mod slowdown;
 mod split;
 mod watch;
 mod worker;
@@ -19,8 +20,9 @@ pub use contest::{Contest, ContestOptions, Entrant, EntrantResult, Measure, cont
 pub use latencies::{Latencies, LatencySummary};
 pub use rounds::{Equality, LoopLimit, LoopMeter, LoopReport, Outputs, Rounds, closed_loop, solo_outputs};
 pub use serve::{Arrivals, ServeOptions, ServeReport, Server, StreamReport};
+pub use slowdown::SlowdownReport;
 pub use watch::{Watch, WatchRule};
-pub use worker::{Activity, SlowdownReport, TOGETHER_VERSION, TogetherJob, TogetherResult, run_together_worker_main};
+pub use worker::{Activity, TOGETHER_VERSION, TogetherJob, TogetherResult, run_together_worker_main};
 
 use serde::{Deserialize, Serialize};
 use trefoil_core::{HostTensor, Plan};

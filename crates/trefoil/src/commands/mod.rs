@@ -1,6 +1,8 @@
 //! One module per command.
 
+pub mod bench_corun;
 pub mod bench_kernels;
+pub mod bench_methods;
 pub mod bench_operators;
 pub mod bench_pairs;
 pub mod bench_plan;

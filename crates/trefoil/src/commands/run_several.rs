@@ -68,6 +68,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         measure: &args.measure,
         strict: args.show.strict,
         quiet: args.show.json,
+        log: false,
     };
     let mut ready = make_ready(&paths, &args.units, &reading)?;
     let question = Question {
@@ -81,6 +82,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         arrivals,
         duration: args.together.duration.0,
         rounds: args.show.rounds,
+        sampling: context::run_sampling(&args.measure),
+        give_up: None,
         measure: args.measure.clone(),
         cache: context::cache_dir(args.model.cache.as_deref()),
         strict: args.show.strict,

@@ -53,13 +53,11 @@ pub fn describe(ready: &[Ready], question: &Question, found: &Found, run: &Run) 
     text += "\n";
     text += &by_model(ready, found).render(TableFormat::Text, width());
     let _ = writeln!(text, "\n{}", found.verdict.message);
-    if let Some(slowdown) = &found.slowdown {
-        let factors = ready.iter().zip(slowdown.alone_ms.iter().zip(&slowdown.beside_ms));
-        let factors: Vec<_> = factors
-            .filter(|(_, (alone, _))| **alone > 0.0)
-            .map(|(model, (alone, beside))| format!("{} {:.2}×", model.name, beside / alone))
-            .collect();
-        let _ = writeln!(text, "slowdown one per core (measured): {}", factors.join(", "));
+    if let Some(slowed) = &found.slowdown {
+        let factors: Vec<_> = slowed.iter().map(|one| format!("{} {:.2}×", one.model, one.factor.median)).collect();
+        let stored = slowed.iter().filter(|one| one.stored).map(|one| one.taken_at.as_str()).min();
+        let when = stored.map_or_else(String::new, |when| format!(" on {when}"));
+        let _ = writeln!(text, "slowdown one per core (measured{when}): {}", factors.join(", "));
     }
     if let Ok(chosen) = found.chosen() {
         let _ = writeln!(text, "{}", placement(ready, chosen));

@@ -4,10 +4,12 @@
 mod adapt;
 mod arrange;
 mod ready;
+mod slowdown;
 
 pub use adapt::propose;
 pub use arrange::{Arranged, Candidate, arrange};
 pub use ready::{Reading, Ready, candidate_units, make_ready};
+pub use slowdown::{Slowed, corun_class, corun_ms};
 
 use crate::cli::MeasureArgs;
 use crate::context::{self, ProgressLine};
@@ -18,10 +20,10 @@ use std::time::Duration;
 use trefoil_core::{OperatorGraph, Plan, Unit, UnitAddress};
 use trefoil_plan::{PlanOptions, SharedModel, TogetherRequest};
 use trefoil_profile::ProfileError;
-use trefoil_run::together::{
-    Activity, Arrangement, Arrivals, Contest, ContestOptions, Entrant, SlowdownReport, contest,
+use trefoil_run::together::{Activity, Arrangement, Arrivals, Contest, ContestOptions, Entrant, contest};
+use trefoil_run::{
+    ExecutorOptions, ExtractedSegments, PreparedModelSource, PreparedSource, RunSampling, Verdict, WorkerCommand,
 };
-use trefoil_run::{ExecutorOptions, ExtractedSegments, PreparedModelSource, PreparedSource, Verdict, WorkerCommand};
 
 /// Names of the arrangements to beat.
 pub const BASELINES: [&str; 3] = ["serial", "all-at-once", "one-per-core"];
@@ -49,6 +51,10 @@ pub struct Question {
     pub duration: Duration,
     /// Rounds of the contest.
     pub rounds: u32,
+    /// How often an arrangement is run in each process of the contest.
+    pub sampling: RunSampling,
+    /// Leave arrangements out once they are clearly beaten ([`ContestOptions::give_up`]).
+    pub give_up: Option<f64>,
     /// How to measure.
     pub measure: MeasureArgs,
     /// The cache folder.
@@ -69,7 +75,7 @@ pub struct Found {
     /// What is used, and why.
     pub verdict: Verdict,
     /// How much the models slow each other down, one per core.
-    pub slowdown: Option<SlowdownReport>,
+    pub slowdown: Option<Vec<Slowed>>,
     /// What did not happen as asked, and other remarks.
     pub notes: Vec<String>,
 }
@@ -129,6 +135,7 @@ pub fn contest_options(question: &Question) -> Result<ContestOptions<'static>, C
         timeout: Duration::from_mins(10),
         command: WorkerCommand::this_program(["worker-together"])?,
         stop: context::stop_flag(),
+        give_up: question.give_up,
     })
 }
 
@@ -161,7 +168,7 @@ pub fn decide(ready: &mut [Ready], which: &[usize], question: &Question, title: 
             limit: WAITING,
             grace_ms: GRACE.as_secs_f64() * 1e3,
         },
-        None => Activity::Rounds { sampling: context::run_sampling(&question.measure) },
+        None => Activity::Rounds { sampling: question.sampling },
     };
     let entrants: Vec<Entrant> = candidates.iter().map(|candidate| candidate.entrant.clone()).collect();
     let options = contest_options(question)?;
