@@ -58,7 +58,11 @@ impl Model {
                 .find(|port| port.name == *output)
                 .ok_or_else(|| fail(format!("the model has no output `{output}`; it has {}", names(&outputs))))?;
             if made.info().is_some_and(|made| made.dtype != info.dtype || made.shape != info.shape) {
-                return Err(fail(format!("output `{output}` is {}, the input is {}", made.dims_text(), port.dims_text())));
+                return Err(fail(format!(
+                    "output `{output}` is {}, the input is {}",
+                    made.dims_text(),
+                    port.dims_text()
+                )));
             }
         } else if !update.keep {
             return Err(fail("neither an output nor the input itself is handed on".to_owned()));

@@ -20,8 +20,8 @@
 //! `tests/loom.rs` compiles this very file against loom's atomics and tries every interleaving of small runs.
 
 use super::sync::{
-    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, Thread, current, fence, park, spin_loop,
-    yield_now,
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, Thread, current, fence, park,
+    spin_loop, yield_now,
 };
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -155,8 +155,7 @@ impl Signals {
     /// A lane's wait until other lanes' counts have reached the numbers, or the run is aborted. Whether there was anything to
     /// wait for.
     pub fn wait_for(&self, lane: usize, waits: &[(usize, u32)]) -> bool {
-        let ready =
-            || waits.iter().all(|&(other, count)| self.lanes[other].finished.load(Ordering::Acquire) >= count);
+        let ready = || waits.iter().all(|&(other, count)| self.lanes[other].finished.load(Ordering::Acquire) >= count);
         if ready() {
             return false;
         }
@@ -177,7 +176,9 @@ impl Signals {
         self.lanes[lane].finished.store(count, Ordering::Release);
         if !wakes.is_empty() {
             fence(Ordering::SeqCst);
-            wakes.iter().for_each(|&other| self.lanes[other].sleeper.wake());
+            for &other in wakes {
+                self.lanes[other].sleeper.wake();
+            }
         }
     }
 

@@ -189,6 +189,9 @@ impl Parts {
     }
 }
 
+/// A measured part that takes this many times its estimate, or as little, says nothing about other parts.
+const OUTLIER: f64 = 3.0;
+
 /// What isolated operators got wrong about parts that were measured tells something about parts of similar size.
 fn corrections(
     share: &[f64],
@@ -199,7 +202,9 @@ fn corrections(
     let of = |(&count, cost): (&usize, &Option<CostRef>)| {
         let share = if side == 0 { share[count] } else { 1.0 - share[count] };
         let estimate = whole.ms * share;
-        cost.as_ref().filter(|cost| estimate > 0.0 && cost.ms > 0.0).map(|cost| (share, cost.ms / estimate))
+        let point = cost.as_ref().filter(|_| estimate > 0.0).map(|cost| (share, cost.ms / estimate));
+        // What is off by more tells of that one part only: it lost a fusion, or the machine was busy.
+        point.filter(|(_, ratio)| (1.0 / OUTLIER..=OUTLIER).contains(ratio))
     };
     let mut points: Vec<(f64, f64)> = known.iter().filter_map(of).chain([(1.0, 1.0)]).collect();
     points.sort_by(|one, other| one.0.total_cmp(&other.0));

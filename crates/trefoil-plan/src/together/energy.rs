@@ -58,9 +58,8 @@ pub fn frugal(request: &TogetherRequest<'_>, powers: &Powers) -> Result<Plan, Pl
     let known = |model: usize, unit: usize| {
         costs.whole(model, unit).is_some() && powers.busy.contains_key(&request.units[unit].address)
     };
-    let choices: Vec<Vec<usize>> = (0..models)
-        .map(|model| (0..request.units.len()).filter(|&unit| known(model, unit)).collect())
-        .collect();
+    let choices: Vec<Vec<usize>> =
+        (0..models).map(|model| (0..request.units.len()).filter(|&unit| known(model, unit)).collect()).collect();
     if let Some(model) = choices.iter().position(Vec::is_empty) {
         return Err(runs_nowhere(request, model));
     }

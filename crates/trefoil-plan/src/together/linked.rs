@@ -3,9 +3,9 @@
 //! [`crate::concurrent()`] plans the operators of the same stages; sums of isolated operators mislead where a backend fuses
 //! (FACTS.md), so stages that stay whole are the arrangement to fall back on, and those on one unit are what everybody does.
 
+use super::TogetherRequest;
 use super::build::{self, Execution};
 use super::cost::{Costs, runs_nowhere};
-use super::TogetherRequest;
 use crate::{PlanError, StageLink};
 use std::collections::BTreeSet;
 use trefoil_core::{LinkEnd, Plan, PlannedLink};
@@ -119,9 +119,8 @@ pub fn linked_on_one_unit(request: &LinkedRequest<'_>) -> Result<Vec<Plan>, Plan
 /// As [`linked_on_one_unit`].
 pub fn linked_serial(request: &LinkedRequest<'_>) -> Result<Plan, PlanError> {
     let (costs, order) = request.check()?;
-    let best = |stage: usize| {
-        costs.best(&request.stages, stage, |_| true).ok_or_else(|| runs_nowhere(&request.stages, stage))
-    };
+    let best =
+        |stage: usize| costs.best(&request.stages, stage, |_| true).ok_or_else(|| runs_nowhere(&request.stages, stage));
     let units: Vec<usize> = (0..order.len()).map(best).collect::<Result<_, _>>()?;
     request.plan("serial", &costs, &order, &units, true)
 }
@@ -168,8 +167,8 @@ pub fn linked_staged(request: &LinkedRequest<'_>) -> Result<Plan, PlanError> {
         // Each pass shortens the makespan or is the last.
         loop {
             let before = length(&units);
-            for stage in 0..units.len() {
-                for &unit in &choices[stage] {
+            for (stage, known) in choices.iter().enumerate() {
+                for &unit in known {
                     let other: Vec<usize> =
                         units.iter().enumerate().map(|(at, &known)| if at == stage { unit } else { known }).collect();
                     keep(&other);
@@ -201,10 +200,10 @@ impl LinkedRequest<'_> {
         for &stage in order {
             let unit = &self.stages.units[unit_of[stage]];
             let ready = self.sources(stage).iter().map(|&source| end_of[source]).fold(0.0, f64::max);
-            let idle = free.iter().filter(|(resource, _)| unit.resources.contains(resource));
+            let idle = free.iter().filter(|(resource, _)| unit.resources.contains(*resource));
             let start = idle.map(|(_, since)| *since).fold(ready, f64::max);
             let end = start + self.ms(costs, stage, unit_of[stage]).unwrap_or(f64::INFINITY);
-            free.retain(|(resource, _)| !unit.resources.contains(resource));
+            free.retain(|(resource, _)| !unit.resources.contains(*resource));
             free.extend(unit.resources.iter().map(|resource| (resource, end)));
             end_of[stage] = end;
         }

@@ -55,6 +55,15 @@ pub struct ContestOptions<'a> {
     pub give_up: Option<f64>,
 }
 
+/// What one process gave.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessFigures {
+    /// Rounds or responses a second.
+    pub per_second: f64,
+    /// By unit, the fraction of the time in which it was busy.
+    pub utilisation: BTreeMap<String, f64>,
+}
+
 /// What came of one entrant, over all rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EntrantResult {
@@ -66,6 +75,9 @@ pub struct EntrantResult {
     pub per_second: f64,
     /// By unit, the fraction of the time in which it was busy; mean over rounds.
     pub utilisation: BTreeMap<String, f64>,
+    /// Of each round's process.
+    #[serde(default)]
+    pub processes: Vec<ProcessFigures>,
     /// Fraction of requests that missed their deadline, of each round; empty for closed loops.
     pub miss_rates: Vec<f64>,
     /// Requests that missed their deadline by model, over all rounds.
@@ -402,6 +414,10 @@ fn entrant_result(name: &str, runs: &[TogetherResult]) -> EntrantResult {
         models: models.collect(),
         per_second: middle(runs.iter().map(per_second)).unwrap_or(0.0),
         utilisation,
+        processes: runs
+            .iter()
+            .map(|run| ProcessFigures { per_second: per_second(run), utilisation: utilisation_of(run) })
+            .collect(),
         miss_rates: served.iter().map(|report| report.miss_rate()).collect(),
         missed,
         equality,

@@ -1,9 +1,9 @@
 //! Stages that hand tensors on to each other (a text encoder, a vision encoder, ten steps of a denoiser): what they give when
 //! they are executed plainly, one after another.
 
+use super::ModelInputs;
 use super::rounds::Outputs;
 use super::split::{PartSource, part_plan};
-use super::ModelInputs;
 use crate::executor::{Executor, ExecutorOptions, FindUnit};
 use crate::source::SegmentSource;
 use crate::{RunError, match_inputs};
@@ -48,12 +48,11 @@ pub fn sequential_outputs(
             }
             let (part, kept) = part_plan(plan, model, Some((item, iteration)))?;
             // Iterations that are planned alike share an executor.
-            let (_, executor) = match ready.take().filter(|(known, _)| same_work(known, &part)) {
-                Some(known) => ready.insert(known),
-                None => {
-                    let source = PartSource { whole: plan, kept, source };
-                    ready.insert((part.clone(), Executor::new(part, &[graph], &source, find, options)?))
-                }
+            let (_, executor) = if let Some(known) = ready.take().filter(|(known, _)| same_work(known, &part)) {
+                ready.insert(known)
+            } else {
+                let source = PartSource { whole: plan, kept, source };
+                ready.insert((part.clone(), Executor::new(part, &[graph], &source, find, options)?))
             };
             let wanted: Vec<_> = graph.inputs.iter().map(|&tensor| graph.tensor(tensor).info()).collect();
             let references: Vec<&HostTensor> = given.iter().collect();

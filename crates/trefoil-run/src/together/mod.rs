@@ -8,6 +8,7 @@
 mod adapt;
 mod contest;
 mod latencies;
+mod linked;
 mod rounds;
 mod serve;
 mod slowdown;
@@ -16,8 +17,9 @@ mod watch;
 mod worker;
 
 pub use adapt::{AdaptReport, AdaptRule, Adaptation, Compiling, Situation, adapting_loop};
-pub use contest::{Contest, ContestOptions, Entrant, EntrantResult, Measure, contest, slowdown};
+pub use contest::{Contest, ContestOptions, Entrant, EntrantResult, Measure, ProcessFigures, contest, slowdown};
 pub use latencies::{Latencies, LatencySummary};
+pub use linked::sequential_outputs;
 pub use rounds::{Equality, LoopLimit, LoopMeter, LoopReport, Outputs, Rounds, closed_loop, solo_outputs};
 pub use serve::{Arrivals, ServeOptions, ServeReport, Server, StreamReport};
 pub use slowdown::SlowdownReport;

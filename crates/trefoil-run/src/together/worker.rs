@@ -1,6 +1,7 @@
 //! The body of a process that runs one arrangement: a job file in, a result file out, as [`crate::run_worker_main`] does it
 //! for one model.
 
+use super::linked::sequential_outputs;
 use super::rounds::{LoopLimit, LoopReport, Rounds, closed_loop, solo_outputs};
 use super::serve::{Arrivals, ServeOptions, ServeReport, Server};
 use super::slowdown::{SlowdownReport, slowdown};
@@ -148,7 +149,9 @@ fn perform(job: &TogetherJob, find: &FindUnit<'_>) -> Result<TogetherResult, Run
     let inputs = load_inputs(&graphs, &job.inputs)?;
     let inputs: Vec<ModelInputs<'_>> = inputs.iter().map(|all| all.iter().collect()).collect();
     let plan = &job.arrangement.plan;
-    let expected = if job.verify { Some(solo_outputs(plan, &graphs, &source, find, &options, &inputs)?) } else { None };
+    let linked = !plan.links.is_empty();
+    let reference = if linked { sequential_outputs } else { solo_outputs };
+    let expected = if job.verify { Some(reference(plan, &graphs, &source, find, &options, &inputs)?) } else { None };
     let began = Instant::now();
     let never = AtomicBool::new(false);
     let mut result = TogetherResult::default();
@@ -169,8 +172,11 @@ fn perform(job: &TogetherJob, find: &FindUnit<'_>) -> Result<TogetherResult, Run
             result.trace = Some(rounds.trace());
         }
         Activity::Serve { arrivals, duration_ms, limit, grace_ms } => {
-            let ordered = job.arrangement.ordered;
-            let mut server = Server::new(plan, ordered, &graphs, &source, find, &options, &inputs)?;
+            let mut server = if linked {
+                Server::linked(plan, &graphs, &source, find, &options, &inputs)?
+            } else {
+                Server::new(plan, job.arrangement.ordered, &graphs, &source, find, &options, &inputs)?
+            };
             result.prepare_ms = prepared(began);
             server.warm_up()?;
             let seconds = |ms: f64| Duration::from_secs_f64(ms.clamp(0.0, 1e9) / 1e3);
