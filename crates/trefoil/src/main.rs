@@ -7,6 +7,7 @@ mod error;
 mod outcome;
 mod pipeline;
 mod several;
+mod stages;
 
 use clap::Parser;
 use cli::{BenchCommand, Cli, Command};

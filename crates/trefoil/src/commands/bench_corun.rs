@@ -124,6 +124,7 @@ fn question(args: &BenchCorunArgs, asked: &[UnitAddress], units: &[Unit]) -> Que
         units: units.to_vec(),
         baseline_units: units.to_vec(),
         items: 1,
+        energy: false,
         arrivals: None,
         duration: Duration::ZERO,
         rounds: 1,

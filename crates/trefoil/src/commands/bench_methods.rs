@@ -101,10 +101,10 @@ pub fn run(args: &BenchMethodsArgs) -> Result<(), CliError> {
     } else {
         print(&describe(&found, args))?;
     }
-    match found.iter().all(|model| model.rows.is_empty()) {
-        true if count > 0 => Err(CliError::Failed("no model could be measured".to_owned())),
-        _ => Ok(()),
+    if !found.is_empty() && found.iter().all(|model| model.rows.is_empty()) {
+        return Err(CliError::Failed("no model could be measured".to_owned()));
     }
+    Ok(())
 }
 
 /// `dag 1.08× over openvino:CPU`.
@@ -228,6 +228,7 @@ fn rows(entrants: &[Entrant], contest: Contest) -> Vec<Row> {
         verdict: contest.verdict(),
         contest,
         slowdown: None,
+        energy: None,
         notes: Vec::new(),
     };
     let of = |entrant: &Entrant| {

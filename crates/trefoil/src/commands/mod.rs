@@ -15,6 +15,8 @@ pub mod plan;
 pub mod plan_output;
 pub mod profile;
 pub mod run;
+pub mod run_pipeline;
+pub mod run_pipeline_output;
 pub mod run_several;
 pub mod run_several_output;
 pub mod simulated;

@@ -1,7 +1,7 @@
 //! The arrangements of a contest: what everybody does, and plans.
 
 use super::slowdown::{Slowed, measure_slowdown, spread};
-use super::{BASELINES, Question, Ready, entrant, graphs, request};
+use super::{BASELINES, Question, Ready, all_units, energy, entrant, graphs, request};
 use crate::context::{self, ProgressLine};
 use crate::error::CliError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,6 +82,14 @@ pub fn arrange(
         (None, Some(_)) => vec![served(ready, which, question, spread(&factors, &question.units))?],
         (None, None) => planned(ready, which, question, &factors, line, &mut notes)?,
     };
+    let mut plans = plans;
+    if question.energy {
+        let units = all_units(question);
+        let known = energy::powers_of(ready, &units)?;
+        let mut asked = request(ready, which, &question.units, items);
+        asked.slowdown = spread(&factors, &question.units);
+        plans.push(together::frugal(&asked, &known.powers)?);
+    }
     let base = request(ready, which, &question.baseline_units, items);
     for plan in plans {
         let same = candidates.iter().find(|known| {
@@ -262,17 +270,17 @@ fn unmeasured(plan: &Plan, operators: &[usize]) -> Open {
     open
 }
 
-/// Model, item, operators and unit of an execution.
-type Executed = (u32, u32, Vec<OperatorId>, UnitAddress);
+/// Model, item, iteration, operators and unit of an execution.
+type Executed = (u32, u32, u32, Vec<OperatorId>, UnitAddress);
 
 /// Whether every resource executes the same in the same order.
-fn same_arrangement(one: &Plan, other: &Plan) -> bool {
+pub fn same_arrangement(one: &Plan, other: &Plan) -> bool {
     let whole = |plan: &Plan| -> BTreeMap<String, Vec<Executed>> {
         let execution = |id: &trefoil_core::TaskId| {
             let task = plan.tasks.get(id.0 as usize)?;
             let Work::Segment { segment: SegmentId(segment) } = task.work else { return None };
             let segment = plan.segments.get(segment as usize)?;
-            Some((segment.model, task.item, segment.operators.clone(), segment.unit.clone()))
+            Some((segment.model, task.item, task.iteration, segment.operators.clone(), segment.unit.clone()))
         };
         let orders = plan.order.iter();
         orders.map(|(resource, order)| (resource.clone(), order.iter().filter_map(execution).collect())).collect()

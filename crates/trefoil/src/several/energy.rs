@@ -4,9 +4,10 @@ use super::{Found, Ready};
 use crate::error::CliError;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use trefoil_core::{Outcome, Profile, Subject, Unit, UnitAddress, UnitKind};
+use trefoil_core::{Outcome, Plan, Profile, Subject, Unit, UnitAddress, UnitKind};
 use trefoil_plan::together::Powers;
-use trefoil_run::{Reason, Verdict};
+use trefoil_report::format;
+use trefoil_run::{Comparison, Reason, Verdict};
 
 /// Arrangements whose joules differ by less than this fraction are told apart by their time.
 const ALIKE: f64 = 0.01;
@@ -82,7 +83,8 @@ pub fn known_powers(profiles: &[&Profile], units: &[Unit]) -> Result<KnownPowers
 fn find(profiles: &[&Profile], unit: Option<&UnitAddress>) -> Option<(f64, bool)> {
     let place: Vec<UnitAddress> = unit.cloned().into_iter().collect();
     for profile in profiles {
-        if let Some(Outcome::Value { value }) = profile.index().newest(&Subject::Power, &place).map(|found| &found.outcome)
+        if let Some(Outcome::Value { value }) =
+            profile.index().newest(&Subject::Power, &place).map(|found| &found.outcome)
         {
             return Some((value.median, false));
         }
@@ -106,15 +108,16 @@ pub fn energies(found: &Found, known: &KnownPowers) -> Vec<Energy> {
                 figures.utilisation.iter().map(|(unit, share)| Some((unit.parse().ok()?, share * ms))).collect();
             known.powers.joules(ms, busy?.iter().map(|(unit, &ms)| (unit, ms))).filter(|joules| joules.is_finite())
         };
+        let candidate = found.candidates.iter().find(|candidate| candidate.entrant.name == entrant.name);
+        // Models that fight for the same cores are busy longer than they compute: nothing can be said of their energy.
+        let Some(candidate) = candidate.filter(|one| one.entrant.arrangement.ordered) else { continue };
         let per_process: Vec<f64> = entrant.processes.iter().filter_map(process).collect();
         let Some(median) = trefoil_core::Samples::from_values(&mut per_process.clone()) else { continue };
-        let candidate = found.candidates.iter().find(|candidate| candidate.entrant.name == entrant.name);
-        let ordered = candidate.filter(|candidate| candidate.entrant.arrangement.ordered);
         energies.push(Energy {
             name: entrant.name.clone(),
             joules: median.median,
             per_process,
-            predicted: ordered.and_then(|one| known.powers.joules_of(&one.entrant.arrangement.plan.timeline)),
+            predicted: known.powers.joules_of(&candidate.entrant.arrangement.plan.timeline),
         });
     }
     energies
@@ -130,28 +133,63 @@ pub fn verdict(found: &Found, energies: &[Energy], origin: &str) -> Verdict {
         let contender = found.contest.comparison.contenders.iter().find(|contender| contender.name == name);
         contender.and_then(|contender| contender.measured.as_ref()).map_or(f64::INFINITY, |samples| samples.median)
     };
-    let least = energies.iter().filter(sound).map(|energy| energy.joules).fold(f64::INFINITY, f64::min);
-    let alike = energies.iter().filter(sound).filter(|energy| energy.joules <= least * (1.0 + ALIKE));
-    let Some(best) = alike.min_by(|one, other| ms(&one.name).total_cmp(&ms(&other.name))) else {
-        return found.contest.verdict();
-    };
-    let fastest = energies.iter().filter(sound).min_by(|one, other| ms(&one.name).total_cmp(&ms(&other.name)));
-    let against = match fastest.filter(|fastest| fastest.name != best.name) {
-        Some(fastest) => format!(
-            "{:.4} J in {:.3} ms a round; the fastest, {}, takes {:.4} J in {:.3} ms",
-            best.joules,
-            ms(&best.name),
-            fastest.name,
-            fastest.joules,
-            ms(&fastest.name)
-        ),
-        None => format!("{:.4} J in {:.3} ms a round, and nothing is faster", best.joules, ms(&best.name)),
-    };
-    let baseline = found.candidates.iter().any(|one| one.entrant.name == best.name && one.entrant.baseline);
+    let sound: Vec<Energy> = energies.iter().filter(sound).cloned().collect();
+    let Some((best, against)) = least(&sound, &ms) else { return found.contest.verdict() };
+    let baseline = found.candidates.iter().any(|one| one.entrant.name == best && one.entrant.baseline);
     Verdict {
-        choice: Some(best.name.clone()),
+        choice: Some(best.clone()),
         uses_plan: !baseline,
         reason: if baseline { Reason::NoPlan } else { Reason::PlanFaster },
-        message: format!("{} takes least energy: {against} ({origin} watts)", best.name),
+        message: format!("{best} takes least energy: {against} ({origin} watts)"),
     }
+}
+
+/// Joules of one model's contenders: each one's typical inference, stretched to its median time. Contenders without a trace are left
+/// out.
+pub fn of_contenders<'a>(
+    comparison: &Comparison,
+    plan_of: impl Fn(&str) -> Option<&'a Plan>,
+    known: &KnownPowers,
+) -> Vec<Energy> {
+    let mut energies = Vec::new();
+    for contender in &comparison.contenders {
+        let (Some(measured), Some(trace)) = (&contender.measured, &contender.trace) else { continue };
+        let length = trace.end_ms();
+        let Some(joules) = known.powers.joules_of(trace).filter(|_| length > 0.0) else { continue };
+        let per_process: Vec<f64> = contender.round_medians.iter().map(|ms| joules * ms / length).collect();
+        energies.push(Energy {
+            name: contender.name.clone(),
+            joules: joules * measured.median / length,
+            per_process,
+            predicted: plan_of(&contender.name)
+                .filter(|plan| plan.simulated_ms > 0.0)
+                .and_then(|plan| known.powers.joules_of(&plan.timeline)),
+        });
+    }
+    energies
+}
+
+/// Of one model, the contender that takes least energy; among those within 1 % the fastest. And what to say of it.
+pub fn least_of(comparison: &Comparison, energies: &[Energy], origin: &str) -> Option<(String, String)> {
+    let ms = |name: &str| {
+        let contender = comparison.contenders.iter().find(|contender| contender.name == name);
+        contender.and_then(|contender| contender.measured.as_ref()).map_or(f64::INFINITY, |samples| samples.median)
+    };
+    let (best, against) = least(energies, &ms)?;
+    Some((best.clone(), format!("{best} takes least energy: {against} ({origin} watts)")))
+}
+
+/// The one with least energy, among those within [`ALIKE`] the fastest, and how it stands against the fastest of all.
+fn least(energies: &[Energy], ms: &dyn Fn(&str) -> f64) -> Option<(String, String)> {
+    let least = energies.iter().map(|energy| energy.joules).fold(f64::INFINITY, f64::min);
+    let alike = energies.iter().filter(|energy| energy.joules <= least * (1.0 + ALIKE));
+    let best = alike.min_by(|one, other| ms(&one.name).total_cmp(&ms(&other.name)))?;
+    let fastest = energies.iter().min_by(|one, other| ms(&one.name).total_cmp(&ms(&other.name)))?;
+    let of = |energy: &Energy| format!("{} in {}", format::joules(energy.joules), format::time(ms(&energy.name)));
+    let against = if fastest.name == best.name {
+        format!("{}, and nothing is faster", of(best))
+    } else {
+        format!("{}; the fastest, {}, takes {}", of(best), fastest.name, of(fastest))
+    };
+    Some((best.name.clone(), against))
 }

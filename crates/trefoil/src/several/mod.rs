@@ -3,12 +3,14 @@
 
 mod adapt;
 mod arrange;
+mod energy;
 mod ready;
 mod slowdown;
 
 pub use adapt::propose;
-pub use arrange::{Arranged, Candidate, arrange};
-pub use ready::{Reading, Ready, candidate_units, make_ready};
+pub use arrange::{Arranged, Candidate, arrange, same_arrangement};
+pub use energy::{Energy, energies, known_powers, least_of, of_contenders};
+pub use ready::{Reading, Ready, candidate_units, make_ready, model_args};
 pub use slowdown::{Slowed, corun_class, corun_ms};
 
 use crate::cli::MeasureArgs;
@@ -45,6 +47,8 @@ pub struct Question {
     pub baseline_units: Vec<Unit>,
     /// Inferences of each model in a round.
     pub items: u32,
+    /// Whether the arrangement with the least energy is wanted, not the fastest.
+    pub energy: bool,
     /// Requests at fixed rates instead of rounds, by model.
     pub arrivals: Option<Vec<Arrivals>>,
     /// How long requests arrive.
@@ -76,6 +80,8 @@ pub struct Found {
     pub verdict: Verdict,
     /// How much the models slow each other down, one per core.
     pub slowdown: Option<Vec<Slowed>>,
+    /// Joules of each arrangement and where their watts come from, when energy was asked for.
+    pub energy: Option<(Vec<Energy>, &'static str)>,
     /// What did not happen as asked, and other remarks.
     pub notes: Vec<String>,
 }
@@ -157,11 +163,9 @@ pub const WAITING: usize = 4096;
 /// How long what waits at the end may take to finish.
 pub const GRACE: Duration = Duration::from_secs(2);
 
-/// Does it all for the models `which`, up to the verdict.
-pub fn decide(ready: &mut [Ready], which: &[usize], question: &Question, title: &str) -> Result<Found, CliError> {
-    let line = ProgressLine::new(title, question.quiet);
-    let Arranged { candidates, slowdown, notes } = arrange(ready, which, question, &line)?;
-    let measure = match &question.arrivals {
+/// What each process of the contest does.
+pub fn activity(question: &Question) -> Activity {
+    match &question.arrivals {
         Some(arrivals) => Activity::Serve {
             arrivals: arrivals.clone(),
             duration_ms: question.duration.as_secs_f64() * 1e3,
@@ -169,7 +173,25 @@ pub fn decide(ready: &mut [Ready], which: &[usize], question: &Question, title: 
             grace_ms: GRACE.as_secs_f64() * 1e3,
         },
         None => Activity::Rounds { sampling: question.sampling },
-    };
+    }
+}
+
+/// Every unit that an arrangement may use.
+pub fn all_units(question: &Question) -> Vec<Unit> {
+    let mut units: Vec<Unit> = Vec::new();
+    for unit in question.units.iter().chain(&question.baseline_units) {
+        if !units.iter().any(|known| known.address == unit.address) {
+            units.push(unit.clone());
+        }
+    }
+    units
+}
+
+/// Does it all for the models `which`, up to the verdict.
+pub fn decide(ready: &mut [Ready], which: &[usize], question: &Question, title: &str) -> Result<Found, CliError> {
+    let line = ProgressLine::new(title, question.quiet);
+    let Arranged { candidates, slowdown, notes } = arrange(ready, which, question, &line)?;
+    let measure = activity(question);
     let entrants: Vec<Entrant> = candidates.iter().map(|candidate| candidate.entrant.clone()).collect();
     let options = contest_options(question)?;
     let mut show = |progress: trefoil_run::CompareProgress<'_>| {
@@ -178,5 +200,13 @@ pub fn decide(ready: &mut [Ready], which: &[usize], question: &Question, title: 
     };
     let found = contest(&entrants, &graphs(ready, which), &stores(ready, which), &measure, &options, &mut show)?;
     let verdict = found.verdict();
-    Ok(Found { candidates, contest: found, verdict, slowdown, notes })
+    let mut found = Found { candidates, contest: found, verdict, slowdown, energy: None, notes };
+    if question.energy {
+        let known = energy::powers_of(ready, &all_units(question))?;
+        let energies = energies(&found, &known);
+        found.verdict = energy::verdict(&found, &energies, known.origin);
+        found.notes.extend(known.notes);
+        found.energy = Some((energies, known.origin));
+    }
+    Ok(found)
 }

@@ -80,6 +80,7 @@ pub fn run(args: &BenchPairsArgs) -> Result<(), CliError> {
         units,
         baseline_units,
         items: args.items,
+        energy: false,
         arrivals: None,
         duration: Duration::ZERO,
         rounds: args.rounds,
@@ -101,7 +102,7 @@ pub fn run(args: &BenchPairsArgs) -> Result<(), CliError> {
             let title = format!(
                 "[{}/{}] {} + {}",
                 bench.pairs.len() + 1,
-                bench.count(&ready),
+                pair_count(&ready),
                 ready[first].name,
                 ready[second].name
             );
@@ -136,6 +137,11 @@ pub fn run(args: &BenchPairsArgs) -> Result<(), CliError> {
     }
 }
 
+/// Pairs of so many models.
+fn pair_count(ready: &[Ready]) -> usize {
+    ready.len() * ready.len().saturating_sub(1) / 2
+}
+
 /// Pairs that are done, and what is left.
 struct Bench<'a> {
     args: &'a BenchPairsArgs,
@@ -164,10 +170,6 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn count(&self, ready: &[Ready]) -> usize {
-        ready.len() * (ready.len() - 1) / 2
-    }
-
     fn key(&self, ready: &[Ready], models: (usize, usize)) -> Key {
         Key::new(&self.machine, &ready[models.0], &ready[models.1], self.args)
     }
@@ -193,7 +195,7 @@ impl<'a> Bench<'a> {
             self.finished.put(self.key(ready, row.models), &row)?;
         }
         self.pairs.push(row);
-        let left = self.count(ready).saturating_sub(self.pairs.len()) as u32;
+        let left = pair_count(ready).saturating_sub(self.pairs.len()) as u32;
         let row = &self.pairs[self.pairs.len() - 1];
         eprintln!("{title}: {}", output::progress(row, took, self.spent / self.measured * left, left));
         if let Some(files) = &self.files {
@@ -204,7 +206,7 @@ impl<'a> Bench<'a> {
 
     fn input(&self, ready: &[Ready], models: Vec<String>) -> PairsInput {
         let command: Vec<_> = std::env::args().skip(1).collect();
-        let mut notes = output::notes(ready, &self.pairs, self.count(ready));
+        let mut notes = output::notes(ready, &self.pairs, pair_count(ready));
         if let Some((oldest, count)) = &self.stored {
             notes.push(format!(
                 "{} taken from earlier invocations, the oldest of {oldest}; --fresh measures anew",

@@ -59,13 +59,14 @@ pub fn notes(ready: &[Ready], pairs: &[PairRow], count: usize) -> Vec<String> {
         let of = |pair: &PairRow| pair.measured.map_or(f64::INFINITY, |ratio| ratio.median);
         of(one).total_cmp(&of(other))
     });
-    for pair in worst.into_iter().take(WORST) {
+    worst.truncate(WORST);
+    for pair in &worst {
         let ratio = pair.measured.map_or(0.0, |ratio| ratio.median);
         let (first, second) = (&ready[pair.models.0].name, &ready[pair.models.1].name);
         notes.push(format!("among the worst: {first} + {second} at {}: {}", format::ratio(ratio), pair.reason));
     }
     let mut off: Vec<(&PairRow, f64)> = pairs.iter().filter_map(|pair| Some((pair, pair.error?.abs()))).collect();
-    off.retain(|(_, error)| *error > OFF);
+    off.retain(|(pair, error)| *error > OFF && !worst.iter().any(|told| told.models == pair.models));
     off.sort_by(|one, other| other.1.total_cmp(&one.1));
     for (pair, _) in off.into_iter().take(WORST) {
         let (first, second) = (&ready[pair.models.0].name, &ready[pair.models.1].name);

@@ -20,11 +20,15 @@ pub fn reason(
     error: Option<f64>,
 ) -> String {
     let mut parts = Vec::new();
+    let slower = plan
+        .and_then(|plan| found.contest.comparison.ratio(plan))
+        .is_some_and(|ratio| ratio.interval.low > 1.0 && ratio.per_round.len() > 1);
     match plan {
         None => parts.push(format!("planning ends with `{baseline}` or its like: nothing else promises a gain")),
         Some(plan) if found.verdict.uses_plan => {
             parts.push(format!("{plan} fills cores that `{baseline}` leaves idle"));
         }
+        Some(plan) if slower => parts.push(format!("{plan} is slower than `{baseline}`")),
         Some(plan) => parts.push(format!("{plan} does not beat `{baseline}` beyond noise")),
     }
     for slowed in found.slowdown.iter().flatten().filter(|slowed| slowed.factor.median > SLOWED) {
