@@ -25,7 +25,9 @@ pub use error::CoreError;
 pub use graph::{Granularity, Operator, OperatorClass, OperatorGraph, OperatorId, Signature, TensorEdge, TensorId};
 pub use machine::Machine;
 pub use measurement::{Conditions, Measurement, MeasurementId, NodeTime, Origin, Outcome, Samples, Subject, Timing};
-pub use plan::{CostRef, Objective, OwnClaim, Plan, PlannedRequest, Segment, SegmentId, Task, TaskId, Work};
+pub use plan::{
+    CostRef, LinkEnd, Objective, OwnClaim, Plan, PlannedLink, PlannedRequest, Segment, SegmentId, Task, TaskId, Work,
+};
 pub use profile::Profile;
 pub use tensor::{DataType, HostTensor, TensorInfo};
 pub use trace::{Lane, Span, SpanKind, Timeline};

@@ -161,6 +161,35 @@ pub struct OwnClaim {
     pub exact: bool,
 }
 
+/// An item of a model, and one of its tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LinkEnd {
+    /// Index of the model in [`Plan::models`].
+    pub model: u32,
+    /// The item, as in [`Task::item`].
+    pub item: u32,
+    /// The tensor.
+    pub tensor: TensorId,
+}
+
+impl LinkEnd {
+    /// Model and item.
+    pub fn stage(&self) -> (u32, u32) {
+        (self.model, self.item)
+    }
+}
+
+/// A tensor handed on: what `from` makes is what `to` reads instead of a model input. Another stage's is its last iteration's;
+/// a stage's own is that of its previous iteration, while the first iteration reads the model input or what another link hands
+/// it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PlannedLink {
+    /// A tensor that an operator makes.
+    pub from: LinkEnd,
+    /// A model input.
+    pub to: LinkEnd,
+}
+
 /// A plan. Serialised as the plan file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -180,6 +209,9 @@ pub struct Plan {
     /// Whether it minimises the weighted mean completion of the requests instead of the end of the last.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub weighted: bool,
+    /// What linked stages hand on to each other; empty where every model stands for itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<PlannedLink>,
     /// Units used, with their resources.
     pub units: Vec<Unit>,
     /// Segments.
@@ -248,6 +280,7 @@ impl Plan {
             }],
             requests: Vec::new(),
             weighted: false,
+            links: Vec::new(),
             units: vec![unit.clone()],
             segments: vec![Segment {
                 model: 0,
@@ -381,6 +414,7 @@ impl Plan {
         if !same {
             return Err(CoreError::WrongModel { want: planned(), have: names(graphs) });
         }
+        self.check_links(graphs)?;
         for (model, graph) in graphs.iter().enumerate() {
             let fail = |reason: String| Err(CoreError::Graph { model: graph.model.clone(), reason });
             // Segments that cover an operator: items and iterations may split a model differently.
@@ -438,6 +472,27 @@ impl Plan {
         };
         let (first, second) = (runs(first), runs(second));
         !first.is_empty() && !second.is_empty() && first.is_disjoint(&second)
+    }
+
+    fn check_links(&self, graphs: &[&OperatorGraph]) -> Result<(), CoreError> {
+        for link in &self.links {
+            let tensor = |end: &LinkEnd| graphs.get(end.model as usize)?.tensors.get(end.tensor.index());
+            let graph =
+                |end: &LinkEnd| graphs.get(end.model as usize).map_or_else(String::new, |graph| graph.model.clone());
+            let fail = |end: &LinkEnd, reason: String| Err(CoreError::Graph { model: graph(end), reason });
+            let (Some(from), Some(to)) = (tensor(&link.from), tensor(&link.to)) else {
+                return fail(&link.to, "a link of the plan names a model or tensor that does not exist".to_owned());
+            };
+            if from.producer.is_none() || to.producer.is_some() {
+                let reason = format!("a link hands `{}` on as `{}`; it must be made, and read", from.name, to.name);
+                return fail(&link.to, reason);
+            }
+            if (from.bytes, from.dtype) != (to.bytes, to.dtype) {
+                let reason = format!("a link hands {} on as {}", from.info(), to.info());
+                return fail(&link.to, reason);
+            }
+        }
+        Ok(())
     }
 
     /// Checks that every measurement the plan cites is in the profile.

@@ -262,6 +262,35 @@ impl HostTensor {
         Self::from_bytes(info, &bytes).expect("value count fits the shape")
     }
 
+    /// A tensor of any element type from numbers, the counterpart of [`HostTensor::to_f64`]; floats are rounded to their type.
+    /// `None` if the count does not fit the shape, or an integer type cannot hold a number exactly.
+    #[allow(clippy::float_cmp)] // exactly kept, or not
+    pub fn from_f64(info: TensorInfo, values: &[f64]) -> Option<Self> {
+        if values.len() as u64 != info.elements() {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(info.bytes() as usize);
+        for &value in values {
+            match info.dtype {
+                DataType::F32 => bytes.extend((value as f32).to_le_bytes()),
+                DataType::F64 => bytes.extend(value.to_le_bytes()),
+                DataType::F16 => bytes.extend(half::f16::from_f64(value).to_le_bytes()),
+                DataType::BF16 => bytes.extend(half::bf16::from_f64(value).to_le_bytes()),
+                DataType::Opaque => return None,
+                DataType::Bool if value != 0.0 && value != 1.0 => return None,
+                integer => {
+                    // Little-endian two's complement of 16 bytes: its first bytes are those of every narrower type.
+                    let whole = value as i128;
+                    let width = integer.size() as usize;
+                    bytes.extend(&whole.to_le_bytes()[..width]);
+                }
+            }
+        }
+        let tensor = Self::from_bytes(info, &bytes).ok()?;
+        let kept = |(back, value): (f64, &f64)| tensor.info.dtype.is_float() || back == *value;
+        tensor.to_f64().into_iter().zip(values).all(kept).then_some(tensor)
+    }
+
     /// An `i64` tensor from values; panics if the count does not fit the shape.
     pub fn from_i64(name: impl Into<String>, shape: impl Into<Vec<u64>>, values: &[i64]) -> Self {
         let info = TensorInfo::new(name, DataType::I64, shape);
@@ -377,6 +406,23 @@ mod tests {
         assert_eq!(nan.error_to_peak(&nan), 0.0);
         let other_shape = HostTensor::from_f32("s", [1u64, 3], &[1.0, 2.0, 4.0]);
         assert_eq!(a.error_to_peak(&other_shape), f64::INFINITY);
+    }
+
+    #[test]
+    fn numbers_become_tensors_of_any_type_that_holds_them() {
+        for code in (1..=16).filter(|&code| DataType::from_onnx(code) != DataType::Opaque) {
+            let info = TensorInfo::new("x", DataType::from_onnx(code), [2u64]);
+            let tensor = HostTensor::from_f64(info.clone(), &[1.0, 0.0]).unwrap();
+            assert_eq!(tensor.to_f64(), [1.0, 0.0], "{info}");
+            assert!(HostTensor::from_f64(info, &[1.0]).is_none());
+        }
+        let of = |dtype: DataType, value: f64| HostTensor::from_f64(TensorInfo::new("x", dtype, [1u64]), &[value]);
+        assert_eq!(of(DataType::I32, -7.0).unwrap().to_f64(), [-7.0]);
+        assert!((of(DataType::F16, 0.1).unwrap().to_f64()[0] - 0.1).abs() < 1e-4);
+        for (dtype, value) in [(DataType::I64, 0.5), (DataType::U8, -1.0), (DataType::U8, 256.0), (DataType::Bool, 2.0)]
+        {
+            assert!(of(dtype, value).is_none(), "{dtype} {value}");
+        }
     }
 
     #[test]

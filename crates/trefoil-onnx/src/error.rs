@@ -193,6 +193,14 @@ pub enum OnnxError {
         /// Why.
         reason: String,
     },
+    /// An input that cannot be carried on from one iteration to the next as asked.
+    #[error("input `{input}` cannot be carried on: {reason}")]
+    Update {
+        /// The input.
+        input: String,
+        /// Why.
+        reason: String,
+    },
     /// A graph broke its own invariants; a bug of this crate rather than of the model.
     #[error("{0}")]
     Graph(#[from] trefoil_core::CoreError),

@@ -41,6 +41,7 @@ mod signature;
 mod tensor;
 #[doc(hidden)]
 pub mod testing;
+mod update;
 mod values;
 mod weights;
 
@@ -50,4 +51,5 @@ pub use model::Model;
 pub use operators::KernelGroup;
 pub use port::{Dim, ModelPort};
 pub use prepared::Prepared;
+pub use update::Update;
 pub use values::Values;

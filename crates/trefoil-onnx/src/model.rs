@@ -302,7 +302,7 @@ impl Model {
         self.fingerprint = tensor::hex(&hash.finalize());
     }
 
-    fn derive_fingerprint(&mut self, purpose: &str) {
+    pub(crate) fn derive_fingerprint(&mut self, purpose: &str) {
         let mut hash = Sha256::new();
         hash.update(&self.fingerprint);
         hash.update(purpose);

@@ -213,6 +213,7 @@ pub(crate) fn assemble(view: &CostView<'_>, method: &str, pieces: &[Piece]) -> R
             operators: graph.len() as u32,
         }],
         requests: Vec::new(),
+        links: Vec::new(),
         units,
         all_measured: priced.pieces.iter().all(|piece| piece.segment.whole),
         segments,

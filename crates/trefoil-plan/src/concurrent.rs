@@ -15,7 +15,7 @@ use crate::sequential::{PaperCosts, sequential_dp};
 use crate::view::CostView;
 use crate::{Pin, PlanError, PlanRequest, whole};
 use std::collections::BTreeMap;
-use trefoil_core::{Objective, OperatorGraph, OperatorId, Plan, Profile, TensorId, UnitAddress};
+use trefoil_core::{LinkEnd, Objective, OperatorGraph, OperatorId, Plan, PlannedLink, Profile, TensorId, UnitAddress};
 
 /// A model within an application.
 #[derive(Debug, Clone, Copy)]
@@ -134,6 +134,7 @@ pub fn concurrent(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> Res
     let hints = Workload::hints(&views, &problem);
     let solution: Solution = dag::solve(&problem, &hints, &dag::before_writing(&problem, options))?;
     let mut plan = problem.to_plan(&views, &solution.schedule, "concurrent", true)?;
+    plan.links = workload.planned_links();
     state_quality(&mut plan, &problem, &views, Some(&solution))?;
     crate::judge::judge(&mut plan, &views, goal, bound)?;
     let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
@@ -325,6 +326,15 @@ impl<'a> Workload<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The links as the executor needs them.
+    fn planned_links(&self) -> Vec<PlannedLink> {
+        let end = |(instance, tensor): (usize, TensorId)| {
+            let Instance { model, item, .. } = &self.instances[instance];
+            LinkEnd { model: *model as u32, item: *item, tensor }
+        };
+        self.links.iter().map(|link| PlannedLink { from: end(link.from), to: end(link.to) }).collect()
     }
 
     fn problem(&self, views: &[&CostView<'_>]) -> Result<Problem, PlanError> {

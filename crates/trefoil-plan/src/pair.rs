@@ -287,6 +287,7 @@ fn assemble_pair(views: &[CostView<'_>; 2], method: &str, steps: &[PairStep]) ->
         objective: views[0].objective,
         models: models.collect(),
         requests: Vec::new(),
+        links: Vec::new(),
         units,
         segments,
         tasks: tasks.list,

@@ -48,6 +48,7 @@ fn plan_of(tasks: &[(usize, f64, Vec<u32>)]) -> Plan {
         objective: Objective::Latency,
         models: Vec::new(),
         requests: Vec::new(),
+        links: Vec::new(),
         segments: Vec::new(),
         tasks: tasks
             .iter()

@@ -15,6 +15,7 @@ mod backend_groups;
 pub mod cache;
 mod client;
 mod clock;
+mod corun;
 mod error;
 pub mod file;
 mod journal;
@@ -39,6 +40,7 @@ mod worker;
 
 pub use client::{CallError, Launcher, WORKER_VARIABLE, WorkerSlot};
 pub use clock::now_utc;
+pub use corun::{CoRunning, CoRuns, append_measurements};
 pub use error::ProfileError;
 pub use file::{check_machine, load_profile, save_profile};
 pub use options::{ProfileOptions, Progress};

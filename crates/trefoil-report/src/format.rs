@@ -44,6 +44,14 @@ pub fn time(ms: f64) -> String {
     scaled(ms, &[(1e-6, "ns"), (1e-3, "µs"), (1.0, "ms"), (1e3, "s")])
 }
 
+/// An energy in joules: `850 µJ`, `12.3 mJ`, `4.56 J`.
+pub fn joules(value: f64) -> String {
+    if value == 0.0 {
+        return "0 J".to_owned();
+    }
+    scaled(value, &[(1e-9, "nJ"), (1e-6, "µJ"), (1e-3, "mJ"), (1.0, "J"), (1e3, "kJ")])
+}
+
 /// A time that may be absent.
 pub fn optional_time(ms: Option<f64>) -> String {
     ms.map_or_else(|| ABSENT.to_owned(), time)

@@ -1,7 +1,7 @@
 //! Plain inputs of tables and reports: what the command line fills from a run, and the verdict drawn from it.
 
 use crate::format;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use trefoil_core::{Origin, Samples};
 
 /// One line of `trefoil units`.
@@ -36,7 +36,7 @@ impl UnitRow {
 
 /// Time of the best single unit divided by a contender's time (above 1: the contender is faster), from interleaved
 /// runs: the median of the paired ratios and its interval.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
     /// Median.
     pub median: f64,

@@ -1,7 +1,7 @@
 //! Trefoil's own cost per segment over the backend's call (goal: at most 3 µs), and what hand-offs cost.
 //!
 //! `cargo bench --release -p trefoil-run` prints divan's figures for a backend that does nothing (each run executes
-//! 100 segments, so the fastest time divided by 100 is the cost of one), then a table for the real backends that are
+//! 100 segments, so the fastest time divided by 100 is the cost of one), then a table of hand-offs, spinning and parked, and one for the real backends that are
 //! here: a chain of 100 small Relu segments through the executor, and the same compiled segments called in a plain loop.
 
 #[path = "../tests/support/models.rs"]
@@ -23,7 +23,45 @@ const SEGMENTS: u32 = 100;
 fn main() {
     divan::main();
     if std::env::args().all(|argument| argument != "--test" && argument != "--list") {
+        hand_offs();
         real_backends();
+    }
+}
+
+/// Prints the median hand-off between two units on a core each: from the end of one's task to the start of the other's, which
+/// waits for it, spinning or asleep (goals: 5 and 30 µs); and of an inference from the caller to its lane and back.
+fn hand_offs() {
+    let units = [core_unit("a", &[0]), core_unit("b", &[last_core()])];
+    println!("\nhand-off{:>42}{:>12}{:>12}", "median", "p10", "p90");
+    for (name, spin_us) in [("between units, spinning", 2000), ("between units, parked", 0)] {
+        let mut executor = idle_executor(&units, SEGMENTS, Duration::from_micros(spin_us), Duration::ZERO);
+        let mut gaps = Vec::new();
+        for run in 0..500 {
+            executor.run_bound().unwrap();
+            let timings = executor.timings();
+            if run >= 20 {
+                gaps.extend(timings.windows(2).map(|pair| (pair[1].start_ms - pair[0].end_ms) * 1e3));
+            }
+        }
+        print_spread(name, gaps);
+    }
+    for (name, linger_us) in [("caller to lane and back, lingering", 100), ("caller to lane and back, parked", 0)] {
+        let mut executor = idle_executor(&units[..1], 1, Duration::ZERO, Duration::from_micros(linger_us));
+        let mut times = Vec::new();
+        for run in 0..5000 {
+            let began = Instant::now();
+            executor.run_bound().unwrap();
+            if run >= 100 {
+                times.push(began.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        print_spread(name, times);
+    }
+}
+
+fn print_spread(name: &str, mut micros: Vec<f64>) {
+    if let Some(samples) = trefoil_core::Samples::from_values(&mut micros) {
+        println!("{name:<40}{:>8.2} µs{:>9.2} µs{:>9.2} µs", samples.median, samples.p10, samples.p90);
     }
 }
 

@@ -81,7 +81,7 @@ pub fn guard(comparison: &Comparison) -> Verdict {
                 let message = format!("{} alone is best here: the plan's times cannot be compared", single.name);
                 return verdict(Some(single), Reason::Tie, message);
             };
-            let figures = figures(ratio, comparison.rounds);
+            let figures = figures(ratio);
             let interval = ratio.interval;
             let sure = interval.confidence >= GUARD_CONFIDENCE;
             if sure && interval.high < 1.0 {
@@ -100,8 +100,8 @@ pub fn guard(comparison: &Comparison) -> Verdict {
 }
 
 /// `0.91× its time [0.88, 0.95] (94 % interval over 5 rounds)`.
-fn figures(ratio: &Ratio, rounds: u32) -> String {
-    let interval = ratio.interval;
+fn figures(ratio: &Ratio) -> String {
+    let (interval, rounds) = (ratio.interval, ratio.per_round.len());
     format!(
         "{:.2}× its time [{:.2}, {:.2}] ({:.0} % interval over {rounds} rounds)",
         interval.median,

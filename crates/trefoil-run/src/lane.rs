@@ -1,28 +1,14 @@
-//! Lanes: the threads that execute, and the few atomics through which they meet.
+//! Lanes: the threads that execute.
 //!
-//! **Protocol.** The caller resets every lane's count of finished tasks, then raises `epoch`; each lane runs its
-//! sequence once and lowers `remaining`; the last one wakes the caller. Within a run a lane publishes its count after
-//! every task and waits, where its schedule says so, until other lanes' counts have reached stated numbers. Every lane
-//! is idle while the caller resets, so no lane ever sees a count of another run.
-//!
-//! **Sleeping.** A lane that waits for another lane spins for a while. A lane that waits for the next run, and the caller
-//! that waits for its end, **linger**: they look again and again but give their core away between looks, because a caller
-//! that merely spins on a core that some lane or backend's worker is pinned to keeps that very thread from running. Waking a
-//! sleeper takes 5 µs, and 80 where an idle virtual core must first be scheduled by its host. After that the waiter announces that it parks, looks once more, and parks. A signaller stores, then looks whether
-//! the waiter announced. Both have a sequentially consistent fence between their store and
-//! their load, so at least one sees the other (Dekker's argument) and no wake-up is lost; a superfluous one is harmless
-//! since waiters check again. Between tasks, where no waiter sleeps, nothing enters the kernel and nothing locks; the
-//! mutexes taken once per run (for the trace, for the caller's name) are not contended while lanes run.
-//!
-//! **Failure.** The first failure is kept, `abort` is raised and everybody is woken; lanes stop before their next task.
-//! A failed task never advances its lane's count, so nothing that depends on it starts.
+//! How they meet is in [`crate::signals`]. The mutexes here are taken once per run (for the trace), and are not contended while
+//! lanes run. Of several failures of a run the first is kept.
 
 use crate::cores::CoreSwitch;
 use crate::error::{Place, RunError};
+use crate::signals::Signals;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 use trefoil_core::{NodeTime, Unit};
 use trefoil_units::{Backend, Buffer, CompileOptions, Compiled, PortMemory, RunTiming, SubModel, UnitError};
@@ -41,76 +27,17 @@ pub(crate) struct Record {
 
 /// What all threads of an executor share.
 pub(crate) struct Shared {
-    lanes: Box<[LaneState]>,
-    epoch: AtomicU64,
-    remaining: AtomicUsize,
-    stop: AtomicBool,
-    abort: AtomicBool,
-    caller: Sleeper,
+    signals: Signals,
+    traces: Box<[LaneTrace]>,
     failure: Mutex<Option<Failure>>,
     node_times: Mutex<Vec<(usize, Vec<NodeTime>)>>,
     base: Instant,
     started: AtomicU64,
-    spin: Duration,
-    linger: Duration,
 }
 
-/// A lane's public side, on cache lines of its own.
+/// What a lane recorded in the last run, on cache lines of its own.
 #[repr(align(128))]
-struct LaneState {
-    finished: AtomicU32,
-    sleeper: Sleeper,
-    trace: Mutex<Vec<Record>>,
-}
-
-/// Who sleeps, if anybody does.
-#[derive(Default)]
-struct Sleeper {
-    parked: AtomicBool,
-    thread: Mutex<Option<Thread>>,
-}
-
-impl Sleeper {
-    /// Lingers, then sleeps until `ready`.
-    fn linger_until(&self, linger: Duration, ready: impl Fn() -> bool) {
-        if !linger.is_zero() {
-            let began = Instant::now();
-            while began.elapsed() < linger {
-                for _ in 0..16 {
-                    if ready() {
-                        return;
-                    }
-                    std::hint::spin_loop();
-                }
-                std::thread::yield_now();
-            }
-        }
-        self.sleep_until(ready);
-    }
-
-    /// Sleeps until `ready`.
-    fn sleep_until(&self, ready: impl Fn() -> bool) {
-        *lock(&self.thread) = Some(std::thread::current());
-        loop {
-            self.parked.store(true, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            if ready() {
-                break;
-            }
-            std::thread::park();
-        }
-        self.parked.store(false, Ordering::Relaxed);
-    }
-
-    /// Wakes whoever announced to sleep. What it sleeps for has been stored, and a fence issued since.
-    fn wake(&self) {
-        if self.parked.load(Ordering::Relaxed)
-            && let Some(thread) = lock(&self.thread).as_ref()
-        {
-            thread.unpark();
-        }
-    }
-}
+struct LaneTrace(Mutex<Vec<Record>>);
 
 /// The first failure of a run.
 pub(crate) struct Failure {
@@ -127,57 +54,36 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     /// `tasks[lane]` is the length of the lane's sequence; for the times see [`crate::ExecutorOptions`].
     pub fn new(tasks: &[usize], spin: Duration, linger: Duration) -> Self {
-        let lanes = tasks.iter().map(|&count| LaneState {
-            finished: AtomicU32::new(0),
-            sleeper: Sleeper::default(),
-            trace: Mutex::new(Vec::with_capacity(count)),
-        });
         Self {
-            lanes: lanes.collect(),
-            epoch: AtomicU64::new(0),
-            remaining: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            abort: AtomicBool::new(false),
-            caller: Sleeper::default(),
+            signals: Signals::new(tasks.len(), spin, linger),
+            traces: tasks.iter().map(|&count| LaneTrace(Mutex::new(Vec::with_capacity(count)))).collect(),
             failure: Mutex::new(None),
             node_times: Mutex::new(Vec::new()),
             base: Instant::now(),
             started: AtomicU64::new(0),
-            spin,
-            linger,
         }
     }
 
     /// Starts every lane once. Called by one thread at a time, while all lanes are idle.
     pub fn launch(&self) {
-        for lane in &self.lanes {
-            lane.finished.store(0, Ordering::Relaxed);
-        }
-        self.abort.store(false, Ordering::Relaxed);
-        self.remaining.store(self.lanes.len(), Ordering::Relaxed);
         self.started.store(self.now(), Ordering::Relaxed);
-        self.epoch.fetch_add(1, Ordering::Release);
-        fence(Ordering::SeqCst);
-        self.lanes.iter().for_each(|lane| lane.sleeper.wake());
+        self.signals.launch();
     }
 
     /// Waits until all lanes that were started are idle again.
     pub fn join(&self) -> Result<(), Failure> {
-        self.caller.linger_until(self.linger, || self.remaining.load(Ordering::Acquire) == 0);
         // Only an aborted run has locked and filled the failure.
-        if self.abort.load(Ordering::Relaxed) { lock(&self.failure).take().map_or(Ok(()), Err) } else { Ok(()) }
+        if self.signals.join() { lock(&self.failure).take().map_or(Ok(()), Err) } else { Ok(()) }
     }
 
     /// Ends all lane threads after what they are doing.
     pub fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-        fence(Ordering::SeqCst);
-        self.lanes.iter().for_each(|lane| lane.sleeper.wake());
+        self.signals.stop();
     }
 
     /// What the lane recorded in the last run.
     pub fn records(&self, lane: usize) -> Vec<Record> {
-        lock(&self.lanes[lane].trace).clone()
+        lock(&self.traces[lane].0).clone()
     }
 
     /// Per task of the last run, the backend's node times (only when compiled with profiling).
@@ -189,40 +95,9 @@ impl Shared {
         self.base.elapsed().as_nanos() as u64
     }
 
-    /// Spins for at most `self.spin` (a lane waiting for another lane); whether `ready` came true.
-    fn spin_until(&self, ready: impl Fn() -> bool) -> bool {
-        if ready() {
-            return true;
-        }
-        if self.spin.is_zero() {
-            return false;
-        }
-        let began = Instant::now();
-        loop {
-            for _ in 0..32 {
-                if ready() {
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-            if began.elapsed() >= self.spin {
-                return false;
-            }
-        }
-    }
-
     fn fail(&self, failure: Failure) {
         lock(&self.failure).get_or_insert(failure);
-        self.abort.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        self.lanes.iter().for_each(|lane| lane.sleeper.wake());
-    }
-
-    fn finish_lane(&self) {
-        if self.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
-            fence(Ordering::SeqCst);
-            self.caller.wake();
-        }
+        self.signals.abort();
     }
 }
 
@@ -294,15 +169,10 @@ pub(crate) fn lane_main(
         }
     };
     let mut seen = 0;
-    loop {
-        let called = || shared.epoch.load(Ordering::Acquire) != seen || shared.stop.load(Ordering::Acquire);
-        shared.lanes[index].sleeper.linger_until(shared.linger, called);
-        if shared.stop.load(Ordering::Acquire) {
-            return;
-        }
-        seen = shared.epoch.load(Ordering::Acquire);
+    while let Some(run) = shared.signals.next_run(index, seen) {
+        seen = run;
         lane.run(shared, &mut cores);
-        shared.finish_lane();
+        shared.signals.finish_lane();
     }
 }
 
@@ -435,8 +305,7 @@ impl Lane {
         current: &AtomicUsize,
         mut cores: Option<&mut CoreSwitch>,
     ) -> Result<(), UnitError> {
-        let state = &shared.lanes[self.setup.lane];
-        let mut trace = lock(&state.trace);
+        let mut trace = lock(&shared.traces[self.setup.lane].0);
         trace.clear();
         if self.setup.options.profiling {
             lock(&shared.node_times).clear();
@@ -447,18 +316,12 @@ impl Lane {
             current.store(index, Ordering::Relaxed);
             let task = &self.setup.tasks[index];
             let (number, program) = (task.task, task.program);
-            let ready =
-                || task.waits.iter().all(|&(lane, count)| shared.lanes[lane].finished.load(Ordering::Acquire) >= count);
             let waited_from = last_end;
             let mut start = last_end;
-            if !ready() {
-                let released = || ready() || shared.abort.load(Ordering::Acquire);
-                if !shared.spin_until(released) {
-                    state.sleeper.sleep_until(released);
-                }
+            if shared.signals.wait_for(self.setup.lane, &task.waits) {
                 start = shared.now() - origin;
             }
-            if shared.abort.load(Ordering::Relaxed) {
+            if shared.signals.aborted() {
                 return Ok(());
             }
             let core_set = self.setup.programs[program].core_set;
@@ -470,12 +333,7 @@ impl Lane {
             compiled.submit()?;
             let timing = compiled.wait()?;
             last_end = shared.now() - origin;
-            state.finished.store(index as u32 + 1, Ordering::Release);
-            let wakes = &self.setup.tasks[index].wakes;
-            if !wakes.is_empty() {
-                fence(Ordering::SeqCst);
-                wakes.iter().for_each(|&lane| shared.lanes[lane].sleeper.wake());
-            }
+            shared.signals.publish(self.setup.lane, index as u32 + 1, &self.setup.tasks[index].wakes);
             trace.push(Record { task: number, waited_from, start, end: last_end, timing });
             if self.setup.options.profiling
                 && let Some(nodes) = self.compiled[program].node_times()

@@ -23,11 +23,20 @@ mod process;
 mod schedule;
 mod session;
 mod setup;
+mod signals;
 mod source;
 pub mod stats;
 pub mod together;
 mod verify;
 mod worker;
+
+/// What [`signals`] is built from; `tests/loom.rs` gives it loom's instead.
+mod sync {
+    pub(crate) use std::hint::spin_loop;
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+    pub(crate) use std::thread::{Thread, current, park, yield_now};
+}
 
 use trefoil_core::{Unit, UnitAddress};
 use trefoil_units::{Backend, UnitError};

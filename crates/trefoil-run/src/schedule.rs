@@ -18,12 +18,15 @@
 //!
 //! **Iterations and items.** A value is named by (model, item, iteration, tensor). A task reads the value of the highest
 //! iteration up to its own, so that what is computed once may be read by every repetition; all iterations of an item
-//! read the same model inputs, and a model output is the value of its highest iteration.
+//! read the same model inputs, and a model output is the value of its highest iteration. A linked input
+//! ([`Plan::links`]) is another stage's value, or in a loop the previous iteration's own.
 
 use crate::RunError;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::{cmp::Reverse, fmt::Write as _};
-use trefoil_core::{OperatorGraph, Plan, SegmentId, Task, TaskId, TensorId, TensorInfo, Unit, UnitAddress, Work};
+use trefoil_core::{
+    LinkEnd, OperatorGraph, Plan, SegmentId, Task, TaskId, TensorId, TensorInfo, Unit, UnitAddress, Work,
+};
 
 /// Where a task reads an input from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -340,19 +343,23 @@ impl DataFlow {
         for (index, task) in kept.iter().enumerate() {
             let segment = &plan.segments[task.segment.0 as usize];
             for &tensor in &segment.inputs {
-                let key = (segment.model, task.task.item, tensor);
+                let mut key = (segment.model, task.task.item, tensor);
+                let mut newest = task.task.iteration;
                 if let Some(&port) = input_place.get(&key) {
-                    sources[index].push(Source::Input(port));
-                    continue;
+                    let Some((from, iteration)) = handed_on(plan, key, task.task.iteration) else {
+                        sources[index].push(Source::Input(port));
+                        continue;
+                    };
+                    (key, newest) = (from, iteration);
                 }
-                let version = versions.get(&key).and_then(|all| all.range(..=task.task.iteration).next_back());
+                let version = versions.get(&key).and_then(|all| all.range(..=newest).next_back());
                 let Some((_, &value)) = version else {
                     return Err(RunError::plan(format!(
                         "task {} (item {}, iteration {}) reads `{}`, which no task makes",
                         task.id.0,
                         task.task.item,
                         task.task.iteration,
-                        graphs[segment.model as usize].tensor(tensor).name
+                        graphs[key.0 as usize].tensor(key.2).name
                     )));
                 };
                 sources[index].push(Source::Value(value));
@@ -385,6 +392,22 @@ impl DataFlow {
             }
         }
         Ok(Self { values, sources, made, inputs, outputs })
+    }
+}
+
+/// What an iteration reads instead of a model input, and the newest iteration of it that counts: a loop's own value from the
+/// second iteration on, else what another stage made.
+fn handed_on(
+    plan: &Plan,
+    (model, item, tensor): (u32, u32, TensorId),
+    iteration: u32,
+) -> Option<((u32, u32, TensorId), u32)> {
+    let to = LinkEnd { model, item, tensor };
+    let link = |own: bool| plan.links.iter().find(|link| link.to == to && (link.from.stage() == to.stage()) == own);
+    let of = |from: LinkEnd, newest: u32| ((from.model, from.item, from.tensor), newest);
+    match iteration.checked_sub(1).and_then(|before| Some((link(true)?, before))) {
+        Some((own, before)) => Some(of(own.from, before)),
+        None => link(false).map(|other| of(other.from, u32::MAX)),
     }
 }
 

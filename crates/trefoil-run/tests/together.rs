@@ -433,6 +433,7 @@ fn arrangements_are_compared_in_fresh_processes() {
         timeout: Duration::from_mins(1),
         command: WorkerCommand { program, arguments: Vec::new() },
         stop: &NEVER,
+        give_up: None,
     };
     let sampling = RunSampling { warmup: 2, runs: 20, span_ms: 0.0, cap_ms: 2000.0 };
     let mut told = Vec::new();
@@ -451,6 +452,15 @@ fn arrangements_are_compared_in_fresh_processes() {
     assert!(!verdict.uses_plan && verdict.reason == Reason::Tie, "{verdict:?}");
     assert_eq!(found.comparison.ratios.len(), 1);
 
+    // What cannot win is left out of the third round, and without a plan there is nothing left to find out.
+    let long = ContestOptions { rounds: 4, give_up: Some(-1.0), ..options.clone() };
+    told.clear();
+    let found = contest(&entrants, &graphs, &stores, &Activity::Rounds { sampling }, &long, &mut |progress| {
+        told.push(format!("{} {}", progress.round, progress.contender));
+    })
+    .unwrap();
+    assert!(told.len() == 7 && found.comparison.rounds == 2, "{told:?}");
+
     let arrivals = vec![stream(5.0), stream(10.0)];
     let serving = Activity::Serve { arrivals, duration_ms: 200.0, limit: 100, grace_ms: 5000.0 };
     let found = contest(&entrants[..3], &graphs, &stores, &serving, &options, &mut |_| {}).unwrap();
@@ -462,6 +472,9 @@ fn arrangements_are_compared_in_fresh_processes() {
     // On one core the two cannot run beside each other, but a worker measures what it is told to.
     let slowed = slowdown(&entrants[0], &graphs, &stores, 20.0, &options).unwrap();
     assert!(slowed.alone_ms.len() == 2 && slowed.beside_ms.iter().all(|&ms| ms > 0.0), "{slowed:?}");
+    assert!(slowed.factors.len() == 2 && slowed.factors.iter().all(|factor| factor.count == 6), "{slowed:?}");
+    // On one core both take at least as long as the longer one alone.
+    assert!(slowed.together_ms.max > slowed.alone_ms[0].min(slowed.alone_ms[1]), "{slowed:?}");
     let error = slowdown(&entrants[3], &graphs, &stores, 20.0, &options).unwrap_err().to_string();
     assert!(error.contains("broken") && error.contains("absent"), "{error}");
 

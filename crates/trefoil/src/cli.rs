@@ -14,7 +14,7 @@ pub use video::{
     VideoArgs, VideoCommand, VideoInfoArgs, VideoPackArgs,
 };
 
-pub use together::{BenchPairsArgs, TogetherArgs};
+pub use together::{BenchCorunArgs, BenchMethodsArgs, BenchPairsArgs, TogetherArgs};
 
 use crate::commands::video::{decoder::BenchDecoderArgs, quality::BenchQualityArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -377,6 +377,11 @@ pub enum BenchCommand {
     Quality(BenchQualityArgs),
     /// Seconds per latent frame and peak memory of the VAE decoder on one core and on all, in tiles and not, beside diffusers'
     Decoder(BenchDecoderArgs),
+    /// BIDENT's Observation 3 on the units present: three pairs of operators (or pairs of models) on every two units that can
+    /// work at once, how much each slows the other, and the speed-up over one after the other on the best unit
+    Corun(BenchCorunArgs),
+    /// One model on several units by each planner (predicted and measured), against every backend with all cores
+    Methods(BenchMethodsArgs),
     /// The kernels of the video path against the peak of their instructions, OpenCL and other libraries, on one core
     Kernels(BenchKernelsArgs),
 }

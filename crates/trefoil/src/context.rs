@@ -166,6 +166,11 @@ pub fn write_text(path: &Path, text: &str) -> Result<(), CliError> {
     Ok(trefoil_profile::file::write_atomically(path, |mut file| file.write_all(text.as_bytes()))?)
 }
 
+/// Writes `bytes` to `path` under a temporary name and renames it.
+pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), CliError> {
+    Ok(trefoil_profile::file::write_atomically(path, |mut file| file.write_all(bytes))?)
+}
+
 /// Fails early when an output could not be written at the end of a long run.
 pub fn check_writable(path: Option<&Path>) -> Result<(), CliError> {
     let Some(path) = path.and_then(target) else { return Ok(()) };

@@ -7,6 +7,7 @@ mod error;
 mod outcome;
 mod pipeline;
 mod several;
+mod stages;
 
 use clap::Parser;
 use cli::{BenchCommand, Cli, Command};
@@ -71,6 +72,8 @@ fn run(command: Command) -> Result<(), CliError> {
             BenchCommand::Decoder(args) => commands::video::decoder::run(&args),
             BenchCommand::Plan(args) => commands::bench_plan::run(&args),
             BenchCommand::Pairs(args) => commands::bench_pairs::run(&args),
+            BenchCommand::Corun(args) => commands::bench_corun::run(&args),
+            BenchCommand::Methods(args) => commands::bench_methods::run(&args),
             BenchCommand::Kernels(args) => commands::bench_kernels::run(&args),
         },
         Command::MakeModel(args) => Ok(trefoil_onnx::builder::sample_model().save(&args.output)?),

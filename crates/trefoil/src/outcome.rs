@@ -1,6 +1,6 @@
 //! What a finished job looks like: rows for tables, a model's part of the report, and the JSON of the command contract.
 
-use crate::pipeline::{Job, PLAN, SEQUENTIAL};
+use crate::pipeline::{FASTEST, Job, PLAN, SEQUENTIAL};
 use serde_json::{Value, json};
 use trefoil_core::{Origin, Plan};
 use trefoil_report::{ContenderKind, ContenderRow, MemoryRow, ModelReport, ModelRow, Ratio, Table, format};
@@ -79,6 +79,7 @@ impl Job {
         match contender.name.as_str() {
             PLAN => Some(&self.plan),
             SEQUENTIAL => self.sequential.as_ref(),
+            FASTEST => self.fastest.as_ref(),
             _ => None,
         }
     }
@@ -143,6 +144,28 @@ impl Job {
             distinct: self.graph.distinct(),
             contenders: contenders.collect(),
         }
+    }
+
+    /// Joules beside times, when energy was asked for.
+    pub fn energy_table(&self) -> Option<Table> {
+        let (energies, origin) = self.energy.as_ref()?;
+        let heading = format!(">energy ({origin} watts, measured times)");
+        let headings = ["contender", ">time (measured)", &heading, ">predicted", ">× least"].map(str::to_owned);
+        let least = energies.iter().map(|energy| energy.joules).fold(f64::INFINITY, f64::min);
+        let rows = energies.iter().map(|energy| {
+            let contender = self.comparison.contenders.iter().find(|contender| contender.name == energy.name);
+            let ms = contender.and_then(|contender| contender.measured.as_ref()).map(|samples| samples.median);
+            let strong = self.verdict.choice.as_deref() == Some(energy.name.as_str());
+            let cells = [
+                energy.name.clone(),
+                format::optional_time(ms),
+                format::joules(energy.joules),
+                energy.predicted.map_or_else(|| format::ABSENT.to_owned(), format::joules),
+                format::ratio(energy.joules / least),
+            ];
+            cells.into_iter().map(|cell| (cell, strong)).collect()
+        });
+        Some(trefoil_report::text_table("Energy of an inference", &headings, rows.collect()))
     }
 
     /// This model's part of the report. Lanes and segments are those of the plan that was executed.
@@ -228,6 +251,7 @@ impl Job {
                 "prediction_error": Self::prediction_error(result),
                 "speed_up": ratio(SEQUENTIAL),
             })),
+            "energy": self.energy.as_ref().map(|(energies, origin)| json!({ "watts": origin, "contenders": energies })),
             "winner": self.verdict.choice,
             "verdict": self.verdict,
             "executed": self.executed.segments.iter().map(|segment| segment.unit.to_string()).collect::<Vec<_>>(),

@@ -4,6 +4,7 @@
 use crate::cli::{MeasureArgs, ModelArgs, PlanningArgs, ShowArgs};
 use crate::context::{self, ProgressLine};
 use crate::error::CliError;
+use crate::several::{self, Energy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +21,8 @@ use trefoil_run::{
 
 /// Name of the refined plan among the contenders.
 pub const PLAN: &str = "plan";
+/// Name of the plan with the shortest time among the contenders, where the refined one is for energy.
+pub const FASTEST: &str = "fastest plan";
 /// Name of BIDENT's plan from isolated costs among the contenders.
 pub const SEQUENTIAL: &str = "sequential";
 
@@ -75,6 +78,10 @@ pub struct Job {
     pub outputs: Vec<HostTensor>,
     /// Comparison with the reference values.
     pub verification: Option<Verification>,
+    /// Joules of the contenders, and where their watts come from, when energy was asked for.
+    pub energy: Option<(Vec<Energy>, &'static str)>,
+    /// The plan with the shortest time, when energy was asked for and it is another one.
+    pub fastest: Option<Plan>,
     /// What did not happen as asked, and other remarks.
     pub notes: Vec<String>,
 }
@@ -270,14 +277,31 @@ fn finish(
     {
         plans.push((SEQUENTIAL.to_owned(), sequential.clone(), false));
     }
+    let for_energy = settings.planning.objective() == crate::cli::ObjectiveArg::Energy;
+    let fastest = if for_energy { fastest_plan(settings, &profile, &graph, &plan) } else { None };
+    if let Some(fastest) = fastest.as_ref().filter(|fastest| !whole(fastest)) {
+        plans.push((FASTEST.to_owned(), fastest.clone(), false));
+    }
     let comparison = compare(settings, prepared, &profile, &plans, &source, &graph, &sample_inputs, quiet)?;
     let mut verdict = trefoil_run::guard(&comparison);
-    if settings.planning.objective() == crate::cli::ObjectiveArg::Energy && plans.iter().any(|(name, ..)| name == PLAN)
-    {
-        verdict.choice = Some(PLAN.to_owned());
-        verdict.uses_plan = true;
-        notes.push(format!("planned for energy, so the latency comparison does not decide ({})", verdict.message));
-        "the energy plan is used as asked".clone_into(&mut verdict.message);
+    let mut energy = None;
+    if for_energy {
+        let mut units: Vec<Unit> = Vec::new();
+        for unit in plans.iter().flat_map(|(_, plan, _)| &plan.units) {
+            if !units.iter().any(|known| known.address == unit.address) {
+                units.push(unit.clone());
+            }
+        }
+        let known = several::known_powers(&[&profile], &units)?;
+        let plan_of = |name: &str| plans.iter().find(|(known, ..)| known == name).map(|(_, plan, _)| plan);
+        let energies = several::of_contenders(&comparison, plan_of, &known);
+        if let Some((choice, message)) = several::least_of(&comparison, &energies, known.origin) {
+            notes.push(format!("planned for energy, so the latency comparison does not decide ({})", verdict.message));
+            verdict.uses_plan = plans.iter().any(|(name, _, baseline)| *name == choice && !baseline);
+            (verdict.choice, verdict.message) = (Some(choice), message);
+        }
+        notes.extend(known.notes);
+        energy = Some((energies, known.origin));
     }
     let Some(choice) = verdict.choice.clone() else { return Err(CliError::Failed(verdict.message)) };
     let (_, executed, _) = plans
@@ -311,6 +335,8 @@ fn finish(
         executed: executed.clone(),
         outputs,
         verification,
+        energy,
+        fastest,
         notes,
         graph,
         profile,
@@ -354,6 +380,19 @@ fn sequential_plan(settings: &Settings, profile: &Profile, graph: &OperatorGraph
         pins: settings.planning.pins.clone(),
     };
     trefoil_plan::plan(SEQUENTIAL, &request).ok()
+}
+
+/// The plan with the shortest time, where energy was asked for; absent where it is the same.
+fn fastest_plan(settings: &Settings, profile: &Profile, graph: &OperatorGraph, plan: &Plan) -> Option<Plan> {
+    let request = PlanRequest {
+        profile,
+        graph,
+        units: settings.units.clone(),
+        objective: Objective::Latency,
+        pins: settings.planning.pins.clone(),
+    };
+    let fastest = trefoil_plan::plan_with("auto", &request, &run_options(&settings.planning)).ok()?;
+    (!same_placement(&fastest, plan)).then_some(fastest)
 }
 
 fn same_placement(one: &Plan, other: &Plan) -> bool {

@@ -21,6 +21,8 @@ const COMMANDS: &[&[&str]] = &[
     &["bench", "video"],
     &["bench", "plan"],
     &["bench", "pairs"],
+    &["bench", "corun"],
+    &["bench", "methods"],
     &["bench", "kernels"],
     &["bench", "quality"],
     &["bench", "decoder"],

@@ -151,6 +151,29 @@ fn pairs_are_tabled_and_mapped() {
     assert!(page.contains("third") && page.contains("Pairs of models") && !page.contains("http"));
     let csv = std::fs::read_to_string(space.path("pairs.csv")).unwrap();
     assert_eq!(csv.lines().count(), 4, "{csv}");
+    let picture = std::fs::read(space.path("pairs.png")).unwrap();
+    assert!(picture.starts_with(b"\x89PNG\r\n") && picture.len() > 1000);
+
+    // The same command again, in another order and with a model less, measures nothing: it goes on from what is finished.
+    let again =
+        ["bench", "pairs", "third.onnx", "small.onnx", "-u", "rten:CPU", "--quick", "--no-refine", "--rounds", "1"];
+    let output = space.output(again.into_iter().chain(["--json"]));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stored = json(&output);
+    assert!(!told.contains('+') && told.contains("[2/2] small: measured"), "{told}");
+    assert_eq!(stored["pairs"][0]["speed_up"], pairs[1]["speed_up"], "{stored:#}");
+    assert!(
+        stored["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().contains("earlier invocations"))
+    );
+    let text = stdout(&space.output(again));
+    assert!(text.contains("third + small") && text.contains("geometric mean over 1 pair"), "{text}");
+    // Unless that is asked for.
+    let told = space.output(again.into_iter().chain(["--fresh"])).stderr;
+    assert!(String::from_utf8_lossy(&told).contains("[1/1] third + small: "), "{}", String::from_utf8_lossy(&told));
+    for (more, wanted) in [(["--pair-ms", "0"], "--pair-ms 0"), (["--report", "third.onnx"], "would be overwritten")] {
+        let message = space.fails(again.into_iter().chain(more), 2);
+        assert!(message.contains(wanted), "{message}");
+    }
 }
 
 #[test]
@@ -166,7 +189,9 @@ fn what_several_models_cannot_have_is_told_in_a_line() {
         (vec!["--rate", "30,5", "--method", "concurrent"], "leave --method out"),
         (vec!["--input", "x.npz"], "--input is for one model"),
         (vec!["--profile", "p.json"], "--profile is for one model"),
-        (vec!["--objective", "energy"], "latency only"),
+        (vec!["--objective", "throughput"], "throughput is for streams"),
+        (vec!["--objective", "energy", "--rate", "3,3"], "--objective energy is for rounds"),
+        (vec!["--objective", "energy", "--method", "concurrent"], "compares all arrangements"),
         (vec!["--shape", "nothing=1,2"], "none of the models has"),
         (vec!["-u", "sim:lunar-lake/NPU"], "simulated"),
         (vec!["--duration", "0s"], "--duration is 0"),
@@ -176,4 +201,89 @@ fn what_several_models_cannot_have_is_told_in_a_line() {
     }
     let lone = space.fails(["run", "small.onnx", "-u", "rten:CPU", "--rate", "3"], 2);
     assert!(lone.contains("several models"), "{lone}");
+}
+
+#[test]
+fn energy_is_compared_beside_time() {
+    let space = two_models();
+    let watts = ["--objective", "energy", "--watts", "rten:CPU=20", "--watts", "idle=5"];
+    let run = json(
+        &space.output(["run", "small.onnx", "other.onnx"].into_iter().chain(QUICK).chain(watts).chain(["--json"])),
+    );
+    let energy = &run["energy"];
+    assert_eq!(energy["watts"], "declared", "{energy:#}");
+    let arrangements = energy["arrangements"].as_array().unwrap();
+    let names: Vec<&str> = arrangements.iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"serial") && !names.contains(&"all-at-once"), "{names:?}");
+    assert!(arrangements.iter().all(|one| one["joules"].as_f64() > Some(0.0)), "{arrangements:#?}");
+    let winner = run["winner"].as_str().unwrap();
+    assert!(names.contains(&winner) && run["verdict"]["message"].as_str().unwrap().contains("declared watts"));
+    let least = arrangements.iter().map(|one| one["joules"].as_f64().unwrap()).fold(f64::INFINITY, f64::min);
+    let of_winner = arrangements.iter().find(|one| one["name"] == winner).unwrap()["joules"].as_f64().unwrap();
+    assert!(of_winner <= least * 1.011, "{of_winner} {least}");
+    // Nothing is invented.
+    let none = ["--objective", "energy"];
+    let message = space.fails(["run", "small.onnx", "other.onnx"].into_iter().chain(QUICK).chain(none), 2);
+    assert!(message.contains("no power is known of rten:CPU") && message.contains("--watts"), "{message}");
+
+    let text = stdout(&space.output(["run", "small.onnx"].into_iter().chain(QUICK).chain(watts)));
+    assert!(text.contains("Energy of an inference") && text.contains("takes least energy"), "{text}");
+}
+
+#[test]
+fn operators_and_models_are_measured_beside_each_other_and_that_is_kept() {
+    if trefoil_units::allowed_cores().len() < 2 {
+        eprintln!("skipped: one core has no two units that work at once");
+        return;
+    }
+    let space = two_models();
+    let bench = ["bench", "corun", "-u", "rten:CPU", "--quick", "-o", "m.jsonl", "--json"];
+    let found = json(&space.output(bench));
+    let pairs = found["pairs"].as_array().unwrap();
+    assert_eq!(pairs.len(), 3, "{found:#}");
+    for pair in pairs {
+        assert!(pair["serial"][1].as_f64() > Some(0.0) && pair["published"].as_f64() > Some(1.0), "{pair:#}");
+        let placements = pair["placements"].as_array().unwrap();
+        assert!(!placements.is_empty(), "{pair:#}");
+        for placement in placements {
+            assert!(placement["speed_up"].as_f64() > Some(0.0), "{placement:#}");
+            assert_eq!(placement["slowdown"][0]["count"].as_u64(), Some(6), "{placement:#}");
+        }
+    }
+    let lines = std::fs::read_to_string(space.path("m.jsonl")).unwrap();
+    let kept: Vec<trefoil_core::Measurement> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(found["measurements"].as_u64(), Some(kept.len() as u64));
+    assert!(kept.len() >= 6 && kept.iter().all(|one| one.units.len() == 2), "{lines}");
+
+    // Of two models it is the same, and `run` takes it from there.
+    let models = ["bench", "corun", "small.onnx", "other.onnx", "-u", "rten:CPU", "--quick"];
+    let text = stdout(&space.output(models));
+    assert!(text.contains("small ‖ other (measured)") && text.contains("kept for `trefoil run`"), "{text}");
+    let run = json(&space.output(["run", "small.onnx", "other.onnx"].into_iter().chain(QUICK).chain(["--json"])));
+    let slowdown = run["slowdown"].as_array().unwrap();
+    assert!(slowdown.len() == 2 && slowdown.iter().all(|one| one["stored"] == true), "{slowdown:#?}");
+    let message = space.fails(["bench", "corun", "small.onnx", "-u", "rten:CPU"], 2);
+    assert!(message.contains("nothing to run beside"), "{message}");
+}
+
+#[test]
+fn methods_are_tabled_against_every_backend() {
+    let cores = trefoil_units::allowed_cores();
+    let units: Vec<String> = cores.iter().take(2).map(|core| format!("rten:CPU@{core}")).collect();
+    let space = Workspace::with_model();
+    let mut arguments = vec!["bench", "methods", "small.onnx", "--quick", "--rounds", "2", "--refine-budget", "5"];
+    for unit in &units {
+        arguments.extend(["-u", unit.as_str()]);
+    }
+    let found = json(&space.output(arguments.iter().copied().chain(["--json"])));
+    let rows = found["models"][0]["rows"].as_array().unwrap();
+    let named = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name}: {rows:#?}"));
+    for method in ["sequential", "phases", "dag"] {
+        let row = named(method);
+        assert!(row["predicted_ms"].as_f64() > Some(0.0) && row["measured_ms"].as_f64() > Some(0.0), "{row:#}");
+        assert!(row["equal"] == true && row["speed_up"]["median"].as_f64() > Some(0.0), "{row:#}");
+    }
+    assert!(named("rten:CPU")["baseline"] == true, "{rows:#?}");
+    let message = space.fails(arguments.into_iter().chain(["--methods", "nothing"]), 2);
+    assert!(message.contains("no method `nothing`"), "{message}");
 }

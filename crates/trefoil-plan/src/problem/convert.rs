@@ -318,6 +318,7 @@ impl Writer<'_, '_, '_> {
                 })
                 .collect(),
             requests: self.requests(),
+            links: Vec::new(),
             units: used.into_iter().map(|unit| self.views[0].units[unit as usize].clone()).collect(),
             segments,
             tasks,

@@ -4,7 +4,7 @@ use super::TogetherRequest;
 use crate::PlanError;
 use crate::simulate::{SimulationModel, resource_keys, simulate};
 use std::collections::{BTreeMap, BTreeSet};
-use trefoil_core::plan::{PLAN_FORMAT, PLAN_VERSION, PlannedModel};
+use trefoil_core::plan::{PLAN_FORMAT, PLAN_VERSION, PlannedLink, PlannedModel};
 use trefoil_core::{
     CostRef, Objective, OperatorClass, OperatorId, Origin, Plan, Segment, SegmentId, Task, TaskId, Timeline, Work,
 };
@@ -14,6 +14,8 @@ use trefoil_core::{
 pub(crate) struct Execution {
     pub model: usize,
     pub item: u32,
+    /// Repetition within the inference.
+    pub iteration: u32,
     pub operators: Vec<OperatorId>,
     pub unit: usize,
     pub cost: CostRef,
@@ -22,6 +24,16 @@ pub(crate) struct Execution {
 }
 
 pub(crate) fn plan(request: &TogetherRequest<'_>, method: &str, executions: &[Execution]) -> Result<Plan, PlanError> {
+    linked_plan(request, method, executions, Vec::new())
+}
+
+/// As [`plan`], for models that hand tensors on.
+pub(crate) fn linked_plan(
+    request: &TogetherRequest<'_>,
+    method: &str,
+    executions: &[Execution],
+    links: Vec<PlannedLink>,
+) -> Result<Plan, PlanError> {
     let mut segments: Vec<Segment> = Vec::new();
     let mut tasks: Vec<Task> = Vec::new();
     let mut order: BTreeMap<String, Vec<TaskId>> = BTreeMap::new();
@@ -58,7 +70,7 @@ pub(crate) fn plan(request: &TogetherRequest<'_>, method: &str, executions: &[Ex
         tasks.push(Task {
             work: Work::Segment { segment: SegmentId(segment as u32) },
             unit: unit.address.clone(),
-            iteration: 0,
+            iteration: execution.iteration,
             item: execution.item,
             after: execution.after.iter().filter_map(|&earlier| task_of[earlier]).collect(),
             cost: execution.cost.clone(),
@@ -80,6 +92,7 @@ pub(crate) fn plan(request: &TogetherRequest<'_>, method: &str, executions: &[Ex
         objective: Objective::Latency,
         models: models.collect(),
         requests: Vec::new(),
+        links,
         units,
         all_measured: segments.iter().all(|segment| segment.cost.origin == Origin::Measured),
         segments,

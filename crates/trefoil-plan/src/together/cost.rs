@@ -111,6 +111,8 @@ pub(crate) struct Parts {
     whole: CostRef,
     /// Prefixes, and then suffixes, that were measured whole, by number of operators in the prefix; `None` if one failed.
     known: [BTreeMap<usize, Option<CostRef>>; 2],
+    /// Of those, share of the whole model and measured over estimated time, ascending; the whole model is the last.
+    corrections: [Vec<(f64, f64)>; 2],
 }
 
 impl Parts {
@@ -164,7 +166,8 @@ impl Parts {
                 known[side].insert(at, cost.map(|cost| strained(request, unit, cost)));
             }
         }
-        Some(Self { share, whole, known })
+        let corrections = [0, 1].map(|side| corrections(&share, &whole, &known[side], side));
+        Some(Self { share, whole, known, corrections })
     }
 
     /// The first `count` operators; `None` where they are known to fail.
@@ -178,14 +181,68 @@ impl Parts {
     }
 
     fn part(&self, side: usize, count: usize, share: f64) -> Option<CostRef> {
-        match self.known[side].get(&count) {
-            Some(known) => known.clone(),
-            None => Some(CostRef { ms: self.whole.ms * share, origin: Origin::Predicted, ..self.whole.clone() }),
+        if let Some(known) = self.known[side].get(&count) {
+            return known.clone();
         }
+        let ms = self.whole.ms * share * interpolated(&self.corrections[side], share);
+        Some(CostRef { ms, origin: Origin::Predicted, ..self.whole.clone() })
+    }
+}
+
+/// A measured part that takes this many times its estimate, or as little, says nothing about other parts.
+const OUTLIER: f64 = 3.0;
+
+/// What isolated operators got wrong about parts that were measured tells something about parts of similar size.
+fn corrections(
+    share: &[f64],
+    whole: &CostRef,
+    known: &BTreeMap<usize, Option<CostRef>>,
+    side: usize,
+) -> Vec<(f64, f64)> {
+    let of = |(&count, cost): (&usize, &Option<CostRef>)| {
+        let share = if side == 0 { share[count] } else { 1.0 - share[count] };
+        let estimate = whole.ms * share;
+        let point = cost.as_ref().filter(|_| estimate > 0.0).map(|cost| (share, cost.ms / estimate));
+        // What is off by more tells of that one part only: it lost a fusion, or the machine was busy.
+        point.filter(|(_, ratio)| (1.0 / OUTLIER..=OUTLIER).contains(ratio))
+    };
+    let mut points: Vec<(f64, f64)> = known.iter().filter_map(of).chain([(1.0, 1.0)]).collect();
+    points.sort_by(|one, other| one.0.total_cmp(&other.0));
+    points
+}
+
+/// Linear between neighbouring points, constant before the first; 1 without any.
+fn interpolated(points: &[(f64, f64)], at: f64) -> f64 {
+    let above = points.partition_point(|point| point.0 < at);
+    match (above.checked_sub(1).and_then(|below| points.get(below)), points.get(above)) {
+        (Some(&(low, first)), Some(&(high, second))) if high > low => {
+            first + (second - first) * (at - low) / (high - low)
+        }
+        (_, Some(&(_, value))) | (Some(&(_, value)), None) => value,
+        (None, None) => 1.0,
     }
 }
 
 /// Operators `from..to`.
 pub(crate) fn range(from: usize, to: usize) -> Vec<OperatorId> {
     (from as u32..to as u32).map(OperatorId).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::interpolated;
+
+    #[test]
+    fn corrections_are_linear_between_what_is_known() {
+        let points = [(0.25, 2.0), (0.5, 1.0), (1.0, 1.0)];
+        let close = |at: f64, wanted: f64| assert!((interpolated(&points, at) - wanted).abs() < 1e-12, "at {at}");
+        close(0.0, 2.0);
+        close(0.25, 2.0);
+        close(0.375, 1.5);
+        close(0.75, 1.0);
+        close(1.5, 1.0);
+        assert!((interpolated(&[], 0.3) - 1.0).abs() < 1e-12);
+        // Two parts of one share (operators that take no time) must not divide by zero.
+        assert!(interpolated(&[(0.5, 3.0), (0.5, 1.0)], 0.5).is_finite());
+    }
 }

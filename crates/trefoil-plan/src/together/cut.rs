@@ -69,7 +69,15 @@ fn best_of(request: &TogetherRequest<'_>, costs: &Costs, slots: &[Slot], model: 
     let mut push = |job: Job, unit: usize| executions.push(request.whole(costs, job.model, job.item, unit));
     // Each slot in its own order; the head comes last in its slot.
     placed.iter().flatten().for_each(|&(job, unit)| push(job, unit));
-    let part = |operators, unit, cost, after| Execution { model, item: cut_job.item, operators, unit, cost, after };
+    let part = |operators, unit, cost, after| Execution {
+        model,
+        item: cut_job.item,
+        iteration: 0,
+        operators,
+        unit,
+        cost,
+        after,
+    };
     let heads = Parts::new(request, costs, model, narrow)?;
     executions.push(part(range(0, count), narrow, heads.head(count)?, Vec::new()));
     let head = executions.len() - 1;

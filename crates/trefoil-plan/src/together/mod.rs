@@ -11,6 +11,9 @@
 //! * [`tail_cuts`]: as `placed`, and the inference that would finish last is cut in two segments: the head runs beside the other
 //!   models, the tail with all cores once these are done. This is what fills cores that idle at the end of a round.
 //!
+//! Stages that hand tensors on ([`LinkedRequest`]) are placed whole: [`linked_staged`] on any units, [`linked_on_one_unit`] and
+//! [`linked_serial`] as everybody does.
+//!
 //! Requests that arrive at fixed rates have no rounds: [`served`] gives each model the unit with which fewest deadlines are missed
 //! under the rule of [`Dispatcher`], which the runtime keeps to.
 
@@ -18,12 +21,16 @@ mod build;
 mod cost;
 mod cut;
 mod dispatch;
+mod energy;
+mod linked;
 mod place;
 mod rates;
 #[cfg(test)]
 mod tests;
 
 pub use dispatch::{DispatchStream, Dispatcher, Started};
+pub use energy::{Powers, frugal};
+pub use linked::{LinkedRequest, linked_on_one_unit, linked_serial, linked_staged};
 pub use rates::{RatePrediction, RateStream, predict_served, served};
 
 use crate::PlanError;
@@ -81,7 +88,7 @@ impl<'a> TogetherRequest<'a> {
 
     fn whole(&self, costs: &Costs, model: usize, item: u32, unit: usize) -> Execution {
         let cost = costs.whole(model, unit).cloned().unwrap_or_else(cost::nothing);
-        Execution { model, item, operators: self.all(model), unit, cost, after: Vec::new() }
+        Execution { model, item, iteration: 0, operators: self.all(model), unit, cost, after: Vec::new() }
     }
 
     fn execute(&self, costs: &Costs, placement: &Placement) -> Vec<Execution> {
@@ -135,6 +142,28 @@ pub fn one_per_unit(request: &TogetherRequest<'_>) -> Result<Plan, PlanError> {
         }
     }
     build::plan(request, "one-per-unit", &executions)
+}
+
+/// One inference of each model, whole, on the unit named for it (an index in the request's units).
+///
+/// # Errors
+/// As [`serial`], and [`PlanError::Workload`] when there is not one unit for each model, or a model was not measured there.
+pub fn on_units(request: &TogetherRequest<'_>, unit_of: &[usize]) -> Result<Plan, PlanError> {
+    let costs = request.check()?;
+    let wrong = |model: String, reason: String| Err(PlanError::Workload { model, reason });
+    if unit_of.len() != request.models.len() || unit_of.iter().any(|&unit| unit >= request.units.len()) {
+        let reason = format!("{} units are named for {} models", unit_of.len(), request.models.len());
+        return wrong(String::new(), reason);
+    }
+    let mut executions = Vec::new();
+    for (model, &unit) in unit_of.iter().enumerate() {
+        if costs.whole(model, unit).is_none() {
+            let name = request.models[model].graph.model.clone();
+            return wrong(name, format!("it was not measured whole on {}", request.units[unit].address));
+        }
+        executions.push(request.whole(&costs, model, 0, unit));
+    }
+    build::plan(request, "on-units", &executions)
 }
 
 /// For each model its best unit of those that hold the most resources (a CPU backend on all cores): where it runs when every

@@ -64,6 +64,22 @@ fn serial_adds_up_and_one_per_unit_takes_the_longest() {
 }
 
 #[test]
+fn models_go_where_they_are_told() {
+    let models = [profile(2.0, 3.0), profile(0.9, 1.0)];
+    let request = request(&models);
+    let plan = on_units(&request, &[2, 1]).unwrap();
+    check(&request, &plan);
+    let units: Vec<_> = plan.segments.iter().map(|segment| segment.unit.to_string()).collect();
+    assert_eq!(units, ["a:CPU@1", "a:CPU@0"]);
+    assert!((plan.claimed - 3.0).abs() < 1e-9, "{}", plan.claimed);
+    // On one core they wait for each other.
+    assert!((on_units(&request, &[1, 1]).unwrap().claimed - 4.0).abs() < 1e-9);
+    for wrong in [&[0usize][..], &[0, 3]] {
+        assert!(on_units(&request, wrong).unwrap_err().to_string().contains("units are named"));
+    }
+}
+
+#[test]
 fn two_rounds_share_cores_evenly() {
     // All cores give nothing: 3 + 1 on each core instead of 3 + 3 beside 1 + 1.
     let models = [profile(3.0, 3.0), profile(1.0, 1.0)];
@@ -221,4 +237,102 @@ proptest! {
         // Sums of small whole numbers are exact.
         prop_assert_eq!(loads[0].max(loads[1]) as u32, least(&costs, [0, 0]));
     }
+}
+
+/// The model input, and what the last operator makes, of a chain.
+fn ends(graph: &OperatorGraph) -> (trefoil_core::TensorId, trefoil_core::TensorId) {
+    (graph.inputs[0], graph.outputs[0])
+}
+
+fn linked<'a>(models: &'a [(OperatorGraph, Profile)], repeats: &[u32], links: &[(usize, usize)]) -> LinkedRequest<'a> {
+    let link = |&(from, to): &(usize, usize)| crate::StageLink {
+        from: (from, ends(&models[from].0).1),
+        to: (to, ends(&models[to].0).0),
+    };
+    LinkedRequest { stages: request(models), repeats: repeats.to_vec(), links: links.iter().map(link).collect() }
+}
+
+#[test]
+fn stages_that_do_not_read_from_each_other_overlap() {
+    // Two encoders, one of which a loop of three reads; the loop reads itself, too.
+    let mut models = [profile(2.0, 2.0), profile(1.5, 1.5), profile(1.0, 1.2)];
+    for (graph, _) in &mut models {
+        // A chain's input is smaller than what its operators hand on.
+        let input = graph.inputs[0].index();
+        (graph.tensors[input].shape, graph.tensors[input].bytes) = (vec![1000], 1000);
+    }
+    let request = linked(&models, &[1, 1, 3], &[(0, 2), (2, 2)]);
+    let serial = linked_serial(&request).unwrap();
+    assert!((serial.claimed - 6.5).abs() < 1e-9, "{}", serial.claimed);
+    let singles = linked_on_one_unit(&request).unwrap();
+    assert_eq!((singles.len(), singles[0].method.as_str()), (3, "single:a:CPU"));
+    assert!((singles[0].claimed - 6.5).abs() < 1e-9 && (singles[2].claimed - 7.1).abs() < 1e-9);
+    let staged = linked_staged(&request).unwrap();
+    // 2 beside 1.5 on a core each, then three on all cores; or the loop on the core that is free first, beside the second encoder.
+    assert!((staged.claimed - 5.0).abs() < 1e-9, "{}", staged.claimed);
+    for plan in singles.iter().chain([&serial, &staged]) {
+        let graphs: Vec<&OperatorGraph> = models.iter().map(|(graph, _)| graph).collect();
+        plan.check(&graphs).unwrap();
+        assert_eq!((plan.tasks.len(), plan.links.len()), (5, 2), "{}", plan.method);
+        let iterations: Vec<u32> = plan.tasks.iter().map(|task| task.iteration).collect();
+        assert_eq!(iterations.iter().max(), Some(&2));
+    }
+}
+
+#[test]
+fn many_stages_are_placed_no_worse_than_one_after_another() {
+    let models: Vec<_> = (0..12).map(|at| profile(1.0 + f64::from(at) * 0.1, 1.5)).collect();
+    let links: Vec<_> = (0..10).map(|at| (at, at + 2)).collect();
+    let request = linked(&models, &[1; 12], &links);
+    // 3^12 assignments are too many to look at one by one.
+    let (staged, serial) = (linked_staged(&request).unwrap(), linked_serial(&request).unwrap());
+    assert!(staged.claimed < serial.claimed * 0.8, "{} {}", staged.claimed, serial.claimed);
+}
+
+#[test]
+fn stages_and_links_must_fit_each_other() {
+    let models = [profile(2.0, 2.0), profile(1.0, 1.0)];
+    for (request, wanted) in [
+        (linked(&models, &[1, 1], &[(0, 1), (1, 0)]), "circle"),
+        (linked(&models, &[1], &[]), "repeats"),
+        (linked(&models, &[1, 0], &[]), "repeats"),
+    ] {
+        let message = linked_staged(&request).unwrap_err().to_string();
+        assert!(message.contains(wanted), "{message}");
+    }
+}
+
+fn powers() -> Powers {
+    let busy = [("a:CPU", 15.0), ("a:CPU@0", 9.0), ("a:CPU@1", 9.0)];
+    Powers { idle: 5.0, busy: busy.map(|(unit, watts)| (unit.parse().unwrap(), watts)).into() }
+}
+
+#[test]
+fn units_that_work_at_once_pay_for_the_idle_package_once() {
+    let (powers, unit) = (powers(), |text: &str| -> UnitAddress { text.parse().unwrap() });
+    let close = |joules: Option<f64>, wanted: f64| assert!((joules.unwrap() - wanted).abs() < 1e-12, "{joules:?}");
+    close(powers.joules(2.0, [(&unit("a:CPU"), 2.0)]), 0.03);
+    // 3 ms of 5 W, and 4 W more on each core while it works.
+    close(powers.joules(3.0, [(&unit("a:CPU@0"), 3.0), (&unit("a:CPU@1"), 1.0)]), 0.031);
+    assert_eq!(powers.joules(1.0, [(&unit("b:CPU"), 1.0)]), None);
+}
+
+#[test]
+fn least_energy_is_not_always_the_shortest_round() {
+    // All cores: 2 ms of 15 W; one core: 3 ms of 9 W.
+    let models = [profile(2.0, 3.0)];
+    let request = request(&models);
+    let plan = frugal(&request, &powers()).unwrap();
+    check(&request, &plan);
+    assert!((plan.claimed - 0.027).abs() < 1e-12 && (plan.simulated_ms - 3.0).abs() < 1e-12, "{}", plan.claimed);
+    assert_eq!(placed(&request).unwrap().segments[0].unit.to_string(), "a:CPU");
+    // A second model beside it costs only what its core adds.
+    let models = [profile(2.0, 3.0), profile(0.9, 1.0)];
+    let two = TogetherRequest { items: 2, ..self::request(&models) };
+    let plan = frugal(&two, &powers()).unwrap();
+    check(&two, &plan);
+    assert!((plan.claimed - (0.005 * 6.0 + 0.004 * 8.0)).abs() < 1e-12, "{}", plan.claimed);
+    // Units without a known power are not used.
+    let none = Powers { idle: 5.0, busy: BTreeMap::new() };
+    assert!(frugal(&two, &none).is_err());
 }

@@ -256,6 +256,7 @@ pub fn plan(graph: &OperatorGraph, profile: &Profile, parts: u32) -> Plan {
         method: "interval".into(),
         objective: Objective::Latency,
         requests: Vec::new(),
+        links: Vec::new(),
         models: vec![PlannedModel {
             name: graph.model.clone(),
             fingerprint: graph.fingerprint.clone(),

@@ -3,12 +3,12 @@
 use super::escape::escape;
 use crate::format;
 use crate::rows::Ratio;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use trefoil_core::Machine;
 
 /// Two models run together.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PairRow {
     /// Indices in [`PairsInput::models`], the smaller one first.
     pub models: (usize, usize),
@@ -76,7 +76,7 @@ font-variant-numeric:tabular-nums}th{font-weight:600;background:#f3f5f8}th[scope
 .note{color:#9aa6b8}.none{background:#1b2027}}";
 
 /// Colour class: below 0.98 loses, up to 1.02 is level, then in steps.
-fn level(speed_up: f64) -> usize {
+pub(crate) fn level(speed_up: f64) -> usize {
     [0.98, 0.995, 1.02, 1.08, 1.15].iter().filter(|&&edge| speed_up >= edge).count()
 }
 

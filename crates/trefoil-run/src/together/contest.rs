@@ -1,7 +1,8 @@
 //! Arrangements against each other: each in fresh processes, interleaved, as [`crate::compare()`] does it for one model.
 
 use super::serve::ServeReport;
-use super::worker::{Activity, SlowdownReport, TOGETHER_VERSION, TogetherJob, TogetherResult};
+use super::slowdown::SlowdownReport;
+use super::worker::{Activity, TOGETHER_VERSION, TogetherJob, TogetherResult};
 use super::{Arrangement, Equality, LatencySummary};
 use crate::compare::{Comparison, ContenderResult, Ratio};
 use crate::guard::{Reason, Verdict, guard};
@@ -48,6 +49,19 @@ pub struct ContestOptions<'a> {
     pub command: WorkerCommand,
     /// Ends the contest; rounds that were finished count.
     pub stop: &'a AtomicBool,
+    /// Leave an entrant out of further rounds once it took this fraction more than the round's best baseline in each of at
+    /// least two rounds, and end the contest when no plan is left. What is left out keeps its times. `None` has every entrant
+    /// run in every round.
+    pub give_up: Option<f64>,
+}
+
+/// What one process gave.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessFigures {
+    /// Rounds or responses a second.
+    pub per_second: f64,
+    /// By unit, the fraction of the time in which it was busy.
+    pub utilisation: BTreeMap<String, f64>,
 }
 
 /// What came of one entrant, over all rounds.
@@ -61,6 +75,9 @@ pub struct EntrantResult {
     pub per_second: f64,
     /// By unit, the fraction of the time in which it was busy; mean over rounds.
     pub utilisation: BTreeMap<String, f64>,
+    /// Of each round's process.
+    #[serde(default)]
+    pub processes: Vec<ProcessFigures>,
     /// Fraction of requests that missed their deadline, of each round; empty for closed loops.
     pub miss_rates: Vec<f64>,
     /// Requests that missed their deadline by model, over all rounds.
@@ -162,11 +179,21 @@ pub fn contest(
         .map_err(|error| RunError::io(std::env::temp_dir(), &error))?;
     let mut found: Vec<Vec<TogetherResult>> = vec![Vec::new(); entrants.len()];
     let mut failures: Vec<Option<String>> = vec![None; entrants.len()];
+    let mut beaten = vec![false; entrants.len()];
+    let mut held = 0;
     'rounds: for round in 0..options.rounds {
+        if let Some(margin) = options.give_up.filter(|_| round >= FEWEST_ROUNDS) {
+            beaten = clearly_beaten(entrants, &found, margin);
+            let left = |at: usize| !entrants[at].baseline && failures[at].is_none() && !beaten[at];
+            if !(0..entrants.len()).any(left) {
+                break;
+            }
+        }
+        held = round + 1;
         for place in 0..entrants.len() {
             // ABBA…, so that a machine that slows down or speeds up over time favours nobody.
             let index = if round % 2 == 0 { place } else { entrants.len() - 1 - place };
-            if failures[index].is_some() {
+            if failures[index].is_some() || beaten[index] {
                 continue;
             }
             if options.stop.load(Ordering::Relaxed) {
@@ -189,7 +216,28 @@ pub fn contest(
             }
         }
     }
-    Ok(summarise(entrants, options.rounds, &found, failures))
+    Ok(summarise(entrants, held, &found, failures))
+}
+
+/// Rounds before anything is left out.
+const FEWEST_ROUNDS: u32 = 2;
+
+/// Which entrants took `margin` more than the best baseline of the round in every round that they ran.
+fn clearly_beaten(entrants: &[Entrant], found: &[Vec<TogetherResult>], margin: f64) -> Vec<bool> {
+    let rounds = found.iter().map(Vec::len).max().unwrap_or(0);
+    let best = |round: usize| {
+        let baselines = entrants.iter().zip(found).filter(|(entrant, _)| entrant.baseline);
+        let figures = baselines.filter_map(|(_, results)| figure(results.get(round)?));
+        figures.min_by(f64::total_cmp)
+    };
+    let best: Vec<Option<f64>> = (0..rounds).map(best).collect();
+    let beaten = |results: &Vec<TogetherResult>| {
+        let slower = |(result, best): (&TogetherResult, &Option<f64>)| {
+            figure(result).zip(*best).is_some_and(|(ms, best)| ms > best * (1.0 + margin))
+        };
+        results.len() >= FEWEST_ROUNDS as usize && results.iter().zip(&best).all(slower)
+    };
+    found.iter().map(beaten).collect()
 }
 
 fn job_of(
@@ -366,8 +414,64 @@ fn entrant_result(name: &str, runs: &[TogetherResult]) -> EntrantResult {
         models: models.collect(),
         per_second: middle(runs.iter().map(per_second)).unwrap_or(0.0),
         utilisation,
+        processes: runs
+            .iter()
+            .map(|run| ProcessFigures { per_second: per_second(run), utilisation: utilisation_of(run) })
+            .collect(),
         miss_rates: served.iter().map(|report| report.miss_rate()).collect(),
         missed,
         equality,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trefoil_core::{Origin, Plan, Unit, UnitKind, UnitLimits};
+
+    fn entrant(name: &str, baseline: bool) -> Entrant {
+        let unit = Unit {
+            address: "rten:CPU@0".parse().unwrap(),
+            kind: UnitKind::Cpu,
+            resources: [trefoil_core::Resource::Core(0)].into(),
+            limits: UnitLimits::default(),
+            simulated: false,
+            description: None,
+        };
+        let graph = OperatorGraph {
+            model: "m".to_owned(),
+            fingerprint: "f".to_owned(),
+            granularity: trefoil_core::Granularity::Fused,
+            tensors: Vec::new(),
+            operators: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        };
+        let plan = Plan::whole(&graph, &unit, 1.0, Vec::new(), Origin::Predicted);
+        Entrant {
+            name: name.to_owned(),
+            arrangement: Arrangement { plan, ordered: true },
+            segments: Vec::new(),
+            baseline,
+        }
+    }
+
+    fn rounds(times: &[f64]) -> Vec<TogetherResult> {
+        times.iter().map(|&ms| TogetherResult { samples_ms: vec![ms], ..TogetherResult::default() }).collect()
+    }
+
+    #[test]
+    fn only_what_loses_every_round_is_given_up() {
+        let entrants = [entrant("a", true), entrant("b", true), entrant("plan", false), entrant("late", false)];
+        // The baseline to beat is the best of the round, whichever that is.
+        let found = [rounds(&[1.0, 1.4]), rounds(&[1.3, 1.0]), rounds(&[1.2, 1.2]), rounds(&[1.2])];
+        assert_eq!(clearly_beaten(&entrants, &found, 0.15), [false, false, true, false]);
+        // 1.2 is not 25 % more than 1.
+        assert_eq!(clearly_beaten(&entrants, &found, 0.25), [false; 4]);
+        // One round decides nothing, and the best baseline never beats itself.
+        let found = [rounds(&[1.0]), rounds(&[9.0]), rounds(&[9.0]), rounds(&[9.0])];
+        assert_eq!(clearly_beaten(&entrants, &found, 0.15), [false; 4]);
+        let found = [rounds(&[1.0, 1.0]), rounds(&[9.0, 9.0]), rounds(&[]), rounds(&[1.0, 9.0])];
+        assert_eq!(clearly_beaten(&entrants, &found, 0.15), [false, true, false, false]);
     }
 }

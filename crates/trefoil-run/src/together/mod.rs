@@ -8,19 +8,23 @@
 mod adapt;
 mod contest;
 mod latencies;
+mod linked;
 mod rounds;
 mod serve;
+mod slowdown;
 mod split;
 mod watch;
 mod worker;
 
 pub use adapt::{AdaptReport, AdaptRule, Adaptation, Compiling, Situation, adapting_loop};
-pub use contest::{Contest, ContestOptions, Entrant, EntrantResult, Measure, contest, slowdown};
+pub use contest::{Contest, ContestOptions, Entrant, EntrantResult, Measure, ProcessFigures, contest, slowdown};
 pub use latencies::{Latencies, LatencySummary};
+pub use linked::sequential_outputs;
 pub use rounds::{Equality, LoopLimit, LoopMeter, LoopReport, Outputs, Rounds, closed_loop, solo_outputs};
 pub use serve::{Arrivals, ServeOptions, ServeReport, Server, StreamReport};
+pub use slowdown::SlowdownReport;
 pub use watch::{Watch, WatchRule};
-pub use worker::{Activity, SlowdownReport, TOGETHER_VERSION, TogetherJob, TogetherResult, run_together_worker_main};
+pub use worker::{Activity, TOGETHER_VERSION, TogetherJob, TogetherResult, run_together_worker_main};
 
 use serde::{Deserialize, Serialize};
 use trefoil_core::{HostTensor, Plan};

@@ -212,6 +212,21 @@ pub(crate) fn each_alone(
     Ok(executors)
 }
 
+/// The whole plan as one runnable.
+pub(crate) fn whole(
+    plan: &Plan,
+    graphs: &[&OperatorGraph],
+    source: &dyn SegmentSource,
+    find: &FindUnit<'_>,
+    options: &ExecutorOptions,
+    inputs: &[ModelInputs<'_>],
+) -> Result<Executor, RunError> {
+    let arrangement = Arrangement { plan: plan.clone(), ordered: true };
+    let mut rounds = Rounds::new(&arrangement, graphs, source, find, options, inputs)?;
+    let member = rounds.members.pop().ok_or_else(|| RunError::plan("it has nothing to run".to_owned()))?;
+    Ok(member.executor)
+}
+
 /// What each model gives alone: its part of the plan, run while nothing else does.
 ///
 /// # Errors

@@ -6,7 +6,8 @@
 
 use super::ModelInputs;
 use super::latencies::{Latencies, LatencySummary};
-use super::rounds::{Equality, Outputs, each_alone, resident_bytes};
+use super::linked::as_one;
+use super::rounds::{Equality, Outputs, each_alone, resident_bytes, whole};
 use crate::RunError;
 use crate::executor::{Executor, ExecutorOptions, FindUnit};
 use crate::source::SegmentSource;
@@ -141,6 +142,23 @@ impl Server {
         Ok(Self { resources: executors.iter().map(held).collect(), executors, exclusive })
     }
 
+    /// Compiles a plan of linked stages, all of which answer one request together: there is one stream.
+    ///
+    /// # Errors
+    /// Those of [`Executor::new`] and [`crate::match_inputs`].
+    pub fn linked(
+        plan: &Plan,
+        graphs: &[&OperatorGraph],
+        source: &dyn SegmentSource,
+        find: &FindUnit<'_>,
+        options: &ExecutorOptions,
+        inputs: &[ModelInputs<'_>],
+    ) -> Result<Self, RunError> {
+        let executor = whole(plan, graphs, source, find, options, inputs)?;
+        let held = plan.units.iter().flat_map(|unit| unit.resources.iter().cloned()).collect();
+        Ok(Self { executors: vec![executor], resources: vec![held], exclusive: true })
+    }
+
     /// Runs every model a few times, so that what happens once is not charged to the first requests.
     ///
     /// # Errors
@@ -154,7 +172,7 @@ impl Server {
         Ok(())
     }
 
-    /// Serves; `expected` are the outputs of each model alone. The server can serve again afterwards.
+    /// Serves; `expected` are the outputs of each model alone, or of linked stages run one after another. The server can serve again afterwards.
     ///
     /// # Errors
     /// [`RunError::Plan`] when there is not one [`Arrivals`] per model or a period is not above 0, [`RunError::Start`] when
@@ -191,6 +209,9 @@ impl Server {
             began: Instant::now(),
         };
         let resident = resident_bytes();
+        // Linked stages are one executor, whose outputs are those of all stages.
+        let one = expected.filter(|all| self.executors.len() == 1 && all.len() > 1).map(as_one);
+        let expected = one.as_ref().or(expected);
         let mut report = ServeReport::default();
         std::thread::scope(|scope| -> Result<(), RunError> {
             let mut threads = Vec::new();

@@ -2,7 +2,7 @@
 
 use crate::RunError;
 use crate::source::SegmentSource;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use trefoil_core::{Plan, SegmentId, Task, TaskId, Work};
 use trefoil_units::SubModel;
 
@@ -12,20 +12,41 @@ use trefoil_units::SubModel;
 /// # Errors
 /// [`RunError::Plan`] when the plan has no such model or runs blocks of a video model.
 pub(crate) fn model_plan(plan: &Plan, model: u32) -> Result<(Plan, Vec<SegmentId>), RunError> {
+    part_plan(plan, model, None)
+}
+
+/// As [`model_plan`], or only what it does in one iteration of an item, as if that were the only one.
+///
+/// # Errors
+/// As [`model_plan`].
+pub(crate) fn part_plan(plan: &Plan, model: u32, only: Option<(u32, u32)>) -> Result<(Plan, Vec<SegmentId>), RunError> {
     let planned = plan
         .models
         .get(model as usize)
         .ok_or_else(|| RunError::plan(format!("it has {} models, not a model {model}", plan.models.len())))?;
     let mut segment_of = BTreeMap::new();
     let (mut segments, mut kept) = (Vec::new(), Vec::new());
+    let wanted = |task: &Task| only.is_none_or(|only| only == (task.item, task.iteration));
+    let executed: BTreeSet<SegmentId> = plan
+        .tasks
+        .iter()
+        .filter(|task| wanted(task))
+        .filter_map(|task| match task.work {
+            Work::Segment { segment } => Some(segment),
+            _ => None,
+        })
+        .collect();
     for (index, segment) in plan.segments.iter().enumerate().filter(|(_, segment)| segment.model == model) {
+        if only.is_some() && !executed.contains(&SegmentId(index as u32)) {
+            continue;
+        }
         segment_of.insert(index as u32, segments.len() as u32);
         kept.push(SegmentId(index as u32));
         segments.push(trefoil_core::Segment { model: 0, ..segment.clone() });
     }
     let mut task_of: BTreeMap<TaskId, TaskId> = BTreeMap::new();
     let mut tasks: Vec<Task> = Vec::new();
-    for (index, task) in plan.tasks.iter().enumerate() {
+    for (index, task) in plan.tasks.iter().enumerate().filter(|(_, task)| wanted(task)) {
         let work = match &task.work {
             Work::Segment { segment } => match segment_of.get(&segment.0) {
                 Some(&segment) => Work::Segment { segment: SegmentId(segment) },
@@ -41,7 +62,8 @@ pub(crate) fn model_plan(plan: &Plan, model: u32) -> Result<(Plan, Vec<SegmentId
         };
         task_of.insert(TaskId(index as u32), TaskId(tasks.len() as u32));
         let after = task.after.iter().filter_map(|before| task_of.get(before).copied()).collect();
-        tasks.push(Task { work, after, ..task.clone() });
+        let iteration = if only.is_some() { 0 } else { task.iteration };
+        tasks.push(Task { work, after, iteration, ..task.clone() });
     }
     let order = plan
         .order
@@ -53,6 +75,7 @@ pub(crate) fn model_plan(plan: &Plan, model: u32) -> Result<(Plan, Vec<SegmentId
     let part = Plan {
         models: vec![planned.clone()],
         requests: Vec::new(),
+        links: Vec::new(),
         units: plan.units.iter().filter(used).cloned().collect(),
         segments,
         order,

@@ -1,26 +1,26 @@
 //! The body of a process that runs one arrangement: a job file in, a result file out, as [`crate::run_worker_main`] does it
 //! for one model.
 
+use super::linked::sequential_outputs;
 use super::rounds::{LoopLimit, LoopReport, Rounds, closed_loop, solo_outputs};
 use super::serve::{Arrivals, ServeOptions, ServeReport, Server};
+use super::slowdown::{SlowdownReport, slowdown};
 use super::{Arrangement, ModelInputs};
-use crate::executor::{Executor, ExecutorOptions, FindUnit};
+use crate::executor::{ExecutorOptions, FindUnit};
 use crate::source::ExtractedSegments;
-use crate::stats::median_interval;
 use crate::worker::write_json;
 use crate::{RunError, RunRequest, RunSampling, registry_units};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use trefoil_core::{HostTensor, OperatorGraph, Timeline};
 use trefoil_profile::TraceStore;
 use trefoil_units::SubModel;
 
 /// Version of job and result files; parent and worker must agree.
-pub const TOGETHER_VERSION: u32 = 1;
+pub const TOGETHER_VERSION: u32 = 2;
 
 /// What to do with an arrangement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,9 +42,9 @@ pub enum Activity {
         /// How long what waits at the end may take, in milliseconds.
         grace_ms: f64,
     },
-    /// Every model alone, then all at once, each again and again: how much they slow each other down.
+    /// Every model alone and all at once, in turn, batch by batch: how much they slow each other down.
     Slowdown {
-        /// Milliseconds for each of these.
+        /// Milliseconds for each model alone, for all of them each again and again, and for all started at one moment.
         ms: f64,
     },
 }
@@ -70,15 +70,6 @@ pub struct TogetherJob {
     pub activity: Activity,
     /// Whether outputs are compared with those of each model alone.
     pub verify: bool,
-}
-
-/// How much models slow each other down.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SlowdownReport {
-    /// By model, milliseconds alone (median).
-    pub alone_ms: Vec<f64>,
-    /// By model, milliseconds beside all others (median).
-    pub beside_ms: Vec<f64>,
 }
 
 /// What a worker found.
@@ -158,7 +149,9 @@ fn perform(job: &TogetherJob, find: &FindUnit<'_>) -> Result<TogetherResult, Run
     let inputs = load_inputs(&graphs, &job.inputs)?;
     let inputs: Vec<ModelInputs<'_>> = inputs.iter().map(|all| all.iter().collect()).collect();
     let plan = &job.arrangement.plan;
-    let expected = if job.verify { Some(solo_outputs(plan, &graphs, &source, find, &options, &inputs)?) } else { None };
+    let linked = !plan.links.is_empty();
+    let reference = if linked { sequential_outputs } else { solo_outputs };
+    let expected = if job.verify { Some(reference(plan, &graphs, &source, find, &options, &inputs)?) } else { None };
     let began = Instant::now();
     let never = AtomicBool::new(false);
     let mut result = TogetherResult::default();
@@ -179,8 +172,11 @@ fn perform(job: &TogetherJob, find: &FindUnit<'_>) -> Result<TogetherResult, Run
             result.trace = Some(rounds.trace());
         }
         Activity::Serve { arrivals, duration_ms, limit, grace_ms } => {
-            let ordered = job.arrangement.ordered;
-            let mut server = Server::new(plan, ordered, &graphs, &source, find, &options, &inputs)?;
+            let mut server = if linked {
+                Server::linked(plan, &graphs, &source, find, &options, &inputs)?
+            } else {
+                Server::new(plan, job.arrangement.ordered, &graphs, &source, find, &options, &inputs)?
+            };
             result.prepare_ms = prepared(began);
             server.warm_up()?;
             let seconds = |ms: f64| Duration::from_secs_f64(ms.clamp(0.0, 1e9) / 1e3);
@@ -212,49 +208,4 @@ fn load_inputs(graphs: &[&OperatorGraph], stores: &[PathBuf]) -> Result<Vec<Vec<
         inputs.push(names.filter_map(|name| store.load(name)).collect());
     }
     Ok(inputs)
-}
-
-/// Fewest samples of which a median is taken, whatever the time.
-const FEWEST: usize = 3;
-
-fn slowdown(executors: &mut [Executor], time: Duration) -> Result<SlowdownReport, RunError> {
-    let median = |mut samples: Vec<f64>| median_interval(&mut samples).map_or(0.0, |interval| interval.median);
-    let mut alone_ms = Vec::new();
-    for executor in executors.iter_mut() {
-        let began = Instant::now();
-        executor.run_bound()?;
-        let mut samples = Vec::new();
-        while samples.len() < FEWEST || began.elapsed() < time {
-            let began = Instant::now();
-            executor.run_bound()?;
-            samples.push(began.elapsed().as_secs_f64() * 1e3);
-        }
-        alone_ms.push(median(samples));
-    }
-    let (stop, start) = (AtomicBool::new(false), Barrier::new(executors.len() + 1));
-    let beside_ms = std::thread::scope(|scope| -> Result<Vec<f64>, RunError> {
-        let (stop, start) = (&stop, &start);
-        let threads: Vec<_> = executors
-            .iter_mut()
-            .map(|executor| {
-                scope.spawn(move || -> Result<Vec<f64>, RunError> {
-                    start.wait();
-                    let mut samples = Vec::new();
-                    while !stop.load(Ordering::Relaxed) || samples.len() < FEWEST {
-                        let began = Instant::now();
-                        executor.run_bound()?;
-                        samples.push(began.elapsed().as_secs_f64() * 1e3);
-                    }
-                    // The last one may have had less company.
-                    samples.pop();
-                    Ok(samples)
-                })
-            })
-            .collect();
-        start.wait();
-        std::thread::sleep(time);
-        stop.store(true, Ordering::Relaxed);
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Ok(Vec::new())).map(median)).collect()
-    })?;
-    Ok(SlowdownReport { alone_ms, beside_ms })
 }

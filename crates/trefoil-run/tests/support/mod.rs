@@ -321,6 +321,7 @@ pub fn plan(
             operators: graph.len() as u32,
         }],
         requests: Vec::new(),
+        links: Vec::new(),
         units: units.to_vec(),
         segments,
         tasks,

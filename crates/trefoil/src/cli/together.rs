@@ -55,15 +55,71 @@ pub struct BenchPairsArgs {
     /// Inferences of each model in a round
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub items: u32,
-    /// Rounds of fresh processes in which the arrangements of a pair are timed, interleaved
+    /// Rounds of fresh processes in which the arrangements of a pair are timed, interleaved. What takes 15 % more than the
+    /// round's best baseline in each of the first two is left out of the others
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// Most milliseconds to time an arrangement in one process, or a segment; at least three rounds of it are run
+    #[arg(long, default_value_t = 500.0, value_name = "MS")]
+    pub pair_ms: f64,
+    /// Folder for prepared models, measurements and compiled segments
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
+    pub cache: Option<PathBuf>,
+    /// Self-contained HTML page with the heat map; a .png and a .csv of the same name are written beside it, all after every pair
+    #[arg(long, value_name = "REPORT.html")]
+    pub report: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `trefoil bench corun`.
+#[derive(Debug, Args)]
+pub struct BenchCorunArgs {
+    /// Models to pair instead of the paper's operators, at least two
+    #[arg(value_name = "MODEL.onnx")]
+    pub models: Vec<PathBuf>,
+    /// Unit to use (repeatable; every available one by default); one without cores stands for its backend on any core, too
+    #[arg(short, long = "unit", value_name = "UNIT")]
+    pub units: Vec<UnitAddress>,
+    /// How to measure
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// Folder for prepared models, measurements and compiled segments
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
+    pub cache: Option<PathBuf>,
+    /// Append the slowdown factors to this file, one measurement a line
+    #[arg(short, long, value_name = "FILE.jsonl")]
+    pub output: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `trefoil bench methods`.
+#[derive(Debug, Args)]
+pub struct BenchMethodsArgs {
+    /// Models
+    #[arg(value_name = "MODEL.onnx", required = true)]
+    pub models: Vec<PathBuf>,
+    /// Unit to use (repeatable); branches of a model run at once on units that share no core
+    #[arg(short, long = "unit", required = true, value_name = "UNIT")]
+    pub units: Vec<UnitAddress>,
+    /// Planners (`trefoil plan --list-methods` lists all)
+    #[arg(long, value_name = "METHOD,METHOD…", value_delimiter = ',', default_value = "sequential,phases,dag")]
+    pub methods: Vec<String>,
+    /// How nodes are grouped into operators
+    #[arg(long, value_enum, default_value_t = GranularityArg::Fused)]
+    pub granularity: GranularityArg,
+    /// How to measure
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// Rounds of fresh processes in which plans and baselines are timed, interleaved
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
     /// Folder for prepared models, measurements and compiled segments
     #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
     pub cache: Option<PathBuf>,
-    /// Self-contained HTML page with the heat map; a .csv of the same name is written beside it
-    #[arg(long, value_name = "REPORT.html")]
-    pub report: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

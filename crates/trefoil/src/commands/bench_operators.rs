@@ -83,7 +83,8 @@ fn versions(versions: &std::collections::BTreeMap<String, String>) -> String {
     versions.iter().map(|(name, version)| format!("{name} {version}")).collect::<Vec<_>>().join(", ")
 }
 
-fn available_units() -> Vec<UnitAddress> {
+/// Every real unit that can be used here.
+pub fn available_units() -> Vec<UnitAddress> {
     let usable = |report: &trefoil_units::UnitReport| {
         !report.unit.simulated && matches!(report.availability, trefoil_units::Availability::Available { .. })
     };
@@ -134,7 +135,7 @@ fn matmul(size: u64) -> ModelBuilder {
 
 /// The paper's seven operators (figure 2). Its shapes are not given in its text; these are common ones of the model
 /// families it names.
-fn seven_operators() -> Vec<(&'static str, &'static str, ModelBuilder)> {
+pub fn seven_operators() -> Vec<(&'static str, &'static str, ModelBuilder)> {
     let ints = |values: &[i64]| Attribute::Ints(values.to_vec());
     let conv = |group: i64| {
         vec![("kernel_shape", ints(&[3, 3])), ("pads", ints(&[1, 1, 1, 1])), ("group", Attribute::Int(group))]

@@ -19,6 +19,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     for path in [&args.output, &args.trace, &args.show.report] {
         context::check_writable(path.as_deref())?;
     }
+    if crate::stages::PipelineFile::is_meant(&args.model.model) {
+        return super::run_pipeline::run(args);
+    }
     if !args.more.is_empty() || args.together.adapt {
         return super::run_several::run(args);
     }
@@ -99,6 +102,10 @@ pub fn describe(job: &Job) -> String {
         let rows = trefoil_report::segment_rows(&job.executed, 0, &job.graph, Some(&job.trace));
         text += "\n";
         text += &plan_table(&rows).render(TableFormat::Text, width());
+    }
+    if let Some(table) = job.energy_table() {
+        text += "\n";
+        text += &table.render(TableFormat::Text, width());
     }
     let _ = writeln!(text, "\n{}", job.verdict.message);
     if job.refined == Some(false) {

@@ -68,6 +68,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         measure: &args.measure,
         strict: args.show.strict,
         quiet: args.show.json,
+        log: false,
     };
     let mut ready = make_ready(&paths, &args.units, &reading)?;
     let question = Question {
@@ -78,9 +79,12 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         units,
         baseline_units,
         items,
+        energy: args.planning.objective() == crate::cli::ObjectiveArg::Energy,
         arrivals,
         duration: args.together.duration.0,
         rounds: args.show.rounds,
+        sampling: context::run_sampling(&args.measure),
+        give_up: None,
         measure: args.measure.clone(),
         cache: context::cache_dir(args.model.cache.as_deref()),
         strict: args.show.strict,
@@ -130,8 +134,19 @@ fn check(args: &RunArgs) -> Result<(), CliError> {
     if args.units.is_empty() {
         return refuse("several models need units: name at least one with -u");
     }
-    if args.planning.objective() != crate::cli::ObjectiveArg::Latency {
-        return refuse("several models are run for latency only; `trefoil plan` plans them for energy");
+    match args.planning.objective() {
+        crate::cli::ObjectiveArg::Latency => {}
+        crate::cli::ObjectiveArg::Energy => {
+            if !args.together.rates.is_empty() || args.together.adapt {
+                return refuse("--objective energy is for rounds; leave --rate and --adapt out");
+            }
+            if args.planning.method != "auto" || args.plan.is_some() {
+                return refuse("--objective energy compares all arrangements; leave --method and --plan out");
+            }
+        }
+        crate::cli::ObjectiveArg::Throughput => {
+            return refuse("throughput is for streams; several models are run for latency or energy");
+        }
     }
     if !args.planning.pins.is_empty() {
         return refuse("--pin is for one model; give `trefoil plan --workload` pins and run its plan with --plan");

@@ -52,14 +52,16 @@ pub fn describe(ready: &[Ready], question: &Question, found: &Found, run: &Run) 
     let mut text = arrangements(question, found).render(TableFormat::Text, width());
     text += "\n";
     text += &by_model(ready, found).render(TableFormat::Text, width());
+    if let Some((energies, origin)) = &found.energy {
+        text += "\n";
+        text += &energy_table(found, energies, origin).render(TableFormat::Text, width());
+    }
     let _ = writeln!(text, "\n{}", found.verdict.message);
-    if let Some(slowdown) = &found.slowdown {
-        let factors = ready.iter().zip(slowdown.alone_ms.iter().zip(&slowdown.beside_ms));
-        let factors: Vec<_> = factors
-            .filter(|(_, (alone, _))| **alone > 0.0)
-            .map(|(model, (alone, beside))| format!("{} {:.2}×", model.name, beside / alone))
-            .collect();
-        let _ = writeln!(text, "slowdown one per core (measured): {}", factors.join(", "));
+    if let Some(slowed) = &found.slowdown {
+        let factors: Vec<_> = slowed.iter().map(|one| format!("{} {:.2}×", one.model, one.factor.median)).collect();
+        let stored = slowed.iter().filter(|one| one.stored).map(|one| one.taken_at.as_str()).min();
+        let when = stored.map_or_else(String::new, |when| format!(" on {when}"));
+        let _ = writeln!(text, "slowdown one per core (measured{when}): {}", factors.join(", "));
     }
     if let Ok(chosen) = found.chosen() {
         let _ = writeln!(text, "{}", placement(ready, chosen));
@@ -91,11 +93,13 @@ fn adapted(adaptation: &Adaptation) -> String {
     format!("adapt: at {:.1} s: {why}; planned anew in {planned}, {what}", adaptation.at_seconds)
 }
 
-fn headings(names: &[&str]) -> Vec<String> {
+/// Headings of a table.
+pub fn headings(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-fn arrangements(question: &Question, found: &Found) -> Table {
+/// All arrangements with what was measured and predicted of them.
+pub fn arrangements(question: &Question, found: &Found) -> Table {
     let rates = question.arrivals.is_some();
     let time = if rates { ">mean response (measured)" } else { ">round (measured)" };
     let mut names =
@@ -130,6 +134,30 @@ fn arrangements(question: &Question, found: &Found) -> Table {
     trefoil_report::text_table("Arrangements", &headings(&names), rows.collect())
 }
 
+/// Joules beside times.
+fn energy_table(found: &Found, energies: &[several::Energy], origin: &str) -> Table {
+    let names = [
+        "arrangement",
+        ">round (measured)",
+        &format!(">energy ({origin} watts, measured times)"),
+        ">predicted",
+        ">× least",
+    ];
+    let least = energies.iter().map(|energy| energy.joules).fold(f64::INFINITY, f64::min);
+    let rows = energies.iter().map(|energy| {
+        let best = found.verdict.choice.as_deref() == Some(energy.name.as_str());
+        let cells = [
+            energy.name.clone(),
+            format::optional_time(measured_ms(found, &energy.name)),
+            format::joules(energy.joules),
+            energy.predicted.map_or_else(|| format::ABSENT.to_owned(), format::joules),
+            format::ratio(energy.joules / least),
+        ];
+        cells.into_iter().map(|cell| (cell, best)).collect()
+    });
+    trefoil_report::text_table("Energy of a round", &headings(&names), rows.collect())
+}
+
 fn by_model(ready: &[Ready], found: &Found) -> Table {
     let names = ["model", "arrangement", ">p50", ">p95", ">p99", ">largest"];
     let mut rows = Vec::new();
@@ -149,7 +177,8 @@ fn by_model(ready: &[Ready], found: &Found) -> Table {
     )
 }
 
-fn quantiles(summary: &LatencySummary) -> [String; 4] {
+/// Median, 95th and 99th percentile and the largest.
+pub fn quantiles(summary: &LatencySummary) -> [String; 4] {
     [summary.p50_ms, summary.p95_ms, summary.p99_ms, summary.max_ms].map(format::time)
 }
 
@@ -279,50 +308,50 @@ pub fn write_report(
     context::write_text(path, &trefoil_report::html(&input))
 }
 
+/// Milliseconds of each baseline.
+pub fn baseline_times(found: &Found) -> serde_json::Map<String, Value> {
+    let baselines = found.contest.comparison.contenders.iter().filter(|contender| contender.baseline);
+    baselines.map(|contender| (contender.name.clone(), json!(measured_ms(found, &contender.name)))).collect()
+}
+
+fn measured_ms(found: &Found, name: &str) -> Option<f64> {
+    let contender = found.contest.comparison.contenders.iter().find(|contender| contender.name == name)?;
+    contender.measured.as_ref().map(|samples| samples.median)
+}
+
+/// One arrangement as JSON.
+pub fn arrangement_json(ready: &[Ready], found: &Found, candidate: &Candidate) -> Value {
+    let plan = &candidate.entrant.arrangement.plan;
+    let name = &candidate.entrant.name;
+    let segments = plan.segments.iter().map(|segment| {
+        json!({
+            "model": ready[segment.model as usize].name,
+            "unit": segment.unit,
+            "operators": segment.operators.len(),
+            "predicted_ms": segment.cost.ms,
+            "origin": segment.cost.origin,
+            "measurements": segment.cost.measurements,
+        })
+    });
+    let (predicted, measured) = (predicted_ms(Some(candidate), plan.simulated_ms), measured_ms(found, name));
+    let error = predicted.zip(measured).filter(|(_, ms)| *ms > 0.0).map(|(predicted, ms)| predicted / ms - 1.0);
+    json!({
+        "name": name,
+        "method": plan.method,
+        "baseline": candidate.entrant.baseline,
+        "ordered": candidate.entrant.arrangement.ordered,
+        "predicted_ms": predicted,
+        "predicted_miss_rate": candidate.served.as_ref().map(|served| served.miss_rate),
+        "measured_ms": measured,
+        "prediction_error": error,
+        "speed_up": speed_up(found, name).map(|ratio| json!({ "median": ratio.median, "low": ratio.low, "high": ratio.high })),
+        "segments": segments.collect::<Vec<_>>(),
+    })
+}
+
 /// The JSON of `run A B --json`.
 pub fn to_json(ready: &[Ready], question: &Question, found: &Found, run: &Run) -> Value {
-    let comparison = &found.contest.comparison;
-    let ms = |name: &str| {
-        let found = comparison.contenders.iter().find(|contender| contender.name == name);
-        found.and_then(|contender| contender.measured.as_ref()).map(|samples| samples.median)
-    };
-    let baselines: serde_json::Map<String, Value> = comparison
-        .contenders
-        .iter()
-        .filter(|contender| contender.baseline)
-        .map(|contender| (contender.name.clone(), json!(ms(&contender.name))))
-        .collect();
-    let arrangement = |candidate: &Candidate| {
-        let plan = &candidate.entrant.arrangement.plan;
-        let name = &candidate.entrant.name;
-        let segments: Vec<_> = plan
-            .segments
-            .iter()
-            .map(|segment| {
-                json!({
-                    "model": ready[segment.model as usize].name,
-                    "unit": segment.unit,
-                    "operators": segment.operators.len(),
-                    "predicted_ms": segment.cost.ms,
-                    "origin": segment.cost.origin,
-                    "measurements": segment.cost.measurements,
-                })
-            })
-            .collect();
-        let predicted = predicted_ms(Some(candidate), plan.simulated_ms);
-        json!({
-            "name": name,
-            "method": plan.method,
-            "baseline": candidate.entrant.baseline,
-            "ordered": candidate.entrant.arrangement.ordered,
-            "predicted_ms": predicted,
-            "predicted_miss_rate": candidate.served.as_ref().map(|served| served.miss_rate),
-            "measured_ms": ms(name),
-            "prediction_error": predicted.zip(ms(name)).filter(|(_, ms)| *ms > 0.0).map(|(predicted, ms)| predicted / ms - 1.0),
-            "speed_up": speed_up(found, name).map(|ratio| json!({ "median": ratio.median, "low": ratio.low, "high": ratio.high })),
-            "segments": segments,
-        })
-    };
+    let arrangement = |candidate: &Candidate| arrangement_json(ready, found, candidate);
     json!({
         "models": ready.iter().map(|model| json!({
             "name": model.name,
@@ -331,10 +360,11 @@ pub fn to_json(ready: &[Ready], question: &Question, found: &Found, run: &Run) -
         })).collect::<Vec<_>>(),
         "items": question.items,
         "arrivals": question.arrivals,
-        "baselines": baselines,
-        "plan": found.plan().map(&arrangement),
-        "arrangements": found.candidates.iter().map(&arrangement).collect::<Vec<_>>(),
+        "baselines": baseline_times(found),
+        "plan": found.plan().map(arrangement),
+        "arrangements": found.candidates.iter().map(arrangement).collect::<Vec<_>>(),
         "slowdown": found.slowdown,
+        "energy": found.energy.as_ref().map(|(energies, origin)| json!({ "watts": origin, "arrangements": energies })),
         "winner": found.verdict.choice,
         "verdict": found.verdict,
         "contest": found.contest,

@@ -1,6 +1,7 @@
 //! The arrangements of a contest: what everybody does, and plans.
 
-use super::{BASELINES, Question, Ready, contest_options, entrant, graphs, request, stores};
+use super::slowdown::{Slowed, measure_slowdown, spread};
+use super::{BASELINES, Question, Ready, all_units, energy, entrant, graphs, request};
 use crate::context::{self, ProgressLine};
 use crate::error::CliError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,8 +9,7 @@ use std::time::Instant;
 use trefoil_core::{OperatorId, Origin, Plan, SegmentId, Unit, UnitAddress, Work};
 use trefoil_plan::together::{self, RatePrediction, RateStream};
 use trefoil_plan::{Application, ConcurrentRequest, PlanRequest, TogetherRequest};
-use trefoil_run::RunError;
-use trefoil_run::together::{Entrant, SlowdownReport, slowdown};
+use trefoil_run::together::Entrant;
 
 /// An arrangement, and what is predicted of it when requests arrive at fixed rates.
 #[derive(Debug, Clone)]
@@ -26,13 +26,13 @@ pub struct Arranged {
     /// Baselines first.
     pub candidates: Vec<Candidate>,
     /// How much the models slow each other down, one per core.
-    pub slowdown: Option<SlowdownReport>,
+    pub slowdown: Option<Vec<Slowed>>,
     /// Remarks.
     pub notes: Vec<String>,
 }
 
 /// Slowdown of the first unit's work by the second's.
-type Factors = BTreeMap<(UnitAddress, UnitAddress), f64>;
+pub type Factors = BTreeMap<(UnitAddress, UnitAddress), f64>;
 
 /// A cut must promise this fraction less than the best arrangement without one before its segments are measured.
 const WORTH_MEASURING: f64 = 0.01;
@@ -82,6 +82,14 @@ pub fn arrange(
         (None, Some(_)) => vec![served(ready, which, question, spread(&factors, &question.units))?],
         (None, None) => planned(ready, which, question, &factors, line, &mut notes)?,
     };
+    let mut plans = plans;
+    if question.energy {
+        let units = all_units(question);
+        let known = energy::powers_of(ready, &units)?;
+        let mut asked = request(ready, which, &question.units, items);
+        asked.slowdown = spread(&factors, &question.units);
+        plans.push(together::frugal(&asked, &known.powers)?);
+    }
     let base = request(ready, which, &question.baseline_units, items);
     for plan in plans {
         let same = candidates.iter().find(|known| {
@@ -132,69 +140,6 @@ fn served(ready: &[Ready], which: &[usize], question: &Question, factors: Factor
     asked.slowdown = factors;
     let streams = streams(question).unwrap_or_default();
     Ok(together::served(&asked, &streams, question.duration.as_secs_f64() * 1e3)?.0)
-}
-
-/// Measures each model alone and beside all others, one per core; only where each can have a unit of its own.
-fn measure_slowdown(
-    ready: &[Ready],
-    which: &[usize],
-    question: &Question,
-    notes: &mut Vec<String>,
-) -> Result<(Option<SlowdownReport>, Factors), CliError> {
-    if which.len() < 2 {
-        return Ok((None, Factors::new()));
-    }
-    let base = request(ready, which, &question.baseline_units, 1);
-    let Ok(plan) = together::one_per_unit(&base) else { return Ok((None, Factors::new())) };
-    let unit_of: Vec<Option<&Unit>> = (0..which.len())
-        .map(|model| {
-            let segment = plan.segments.iter().find(|segment| segment.model as usize == model)?;
-            plan.units.iter().find(|unit| unit.address == segment.unit)
-        })
-        .collect();
-    let units: Vec<&Unit> = unit_of.iter().flatten().copied().collect();
-    let apart = units.iter().enumerate().all(|(at, unit)| units[..at].iter().all(|other| unit.is_disjoint(other)));
-    if units.len() < which.len() || !apart {
-        notes.push("there are more models than cores, so it was not measured how they slow each other down".to_owned());
-        return Ok((None, Factors::new()));
-    }
-    let probe = entrant(ready, which, "slowdown", plan.clone(), false, false)?;
-    let ms = if question.measure.quick { 100.0 } else { 400.0 };
-    let options = contest_options(question)?;
-    let found = match slowdown(&probe, &graphs(ready, which), &stores(ready, which), ms, &options) {
-        Ok(found) => found,
-        // What cannot be run side by side will not be: the contest tells why.
-        Err(error @ RunError::Worker { .. }) => {
-            notes.push(format!("it was not measured how the models slow each other down: {error}"));
-            return Ok((None, Factors::new()));
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let mut factors = Factors::new();
-    for (at, unit) in units.iter().enumerate() {
-        let (alone, beside) = (found.alone_ms[at], found.beside_ms[at]);
-        if alone > 0.0 && beside > 0.0 {
-            for other in units.iter().filter(|other| other.address != unit.address) {
-                factors.insert((unit.address.clone(), other.address.clone()), beside / alone);
-            }
-        }
-    }
-    Ok((Some(found), factors))
-}
-
-/// What was measured between two units, for every two units that may run at once: their own factor, or the mean of all.
-fn spread(measured: &Factors, units: &[Unit]) -> Factors {
-    let mut factors = measured.clone();
-    if measured.is_empty() {
-        return factors;
-    }
-    let mean = measured.values().sum::<f64>() / measured.len() as f64;
-    for unit in units {
-        for other in units.iter().filter(|other| unit.is_disjoint(other)) {
-            factors.entry((unit.address.clone(), other.address.clone())).or_insert(mean);
-        }
-    }
-    factors
 }
 
 /// Plans of the method asked for.
@@ -285,7 +230,7 @@ fn tail_cut(
             notes.push("tail-cut: its segments were not all measured whole".to_owned());
             return Ok(Some(cut));
         }
-        for (model, operators, unit) in open {
+        for (model, places) in open {
             let Ready { prepared, profile, .. } = &mut ready[which[model]];
             let graph = profile.model(Some(prepared.prepared.fingerprint()))?.clone();
             let options = context::profile_options(
@@ -300,46 +245,42 @@ fn tail_cut(
                 question.strict,
             )?;
             let options = trefoil_profile::ProfileOptions { granularity: graph.granularity, ..options };
-            let place = [(operators, unit)];
             let mut show = |progress: trefoil_profile::Progress| line.show(&progress);
-            trefoil_profile::measure_segments(
-                prepared,
-                &graph,
-                &place,
-                profile,
-                &options,
-                &mut show,
-                context::stop_flag(),
-            )?;
+            let stop = context::stop_flag();
+            trefoil_profile::measure_segments(prepared, &graph, &places, profile, &options, &mut show, stop)?;
         }
     }
     Ok(None)
 }
 
-/// Segments of a part of a model whose cost is only predicted.
-fn unmeasured(plan: &Plan, operators: &[usize]) -> Vec<(usize, BTreeSet<OperatorId>, Unit)> {
-    let segments = plan.segments.iter().filter(|segment| {
-        segment.cost.origin == Origin::Predicted && segment.operators.len() < operators[segment.model as usize]
-    });
-    segments
-        .filter_map(|segment| {
-            let unit = plan.units.iter().find(|unit| unit.address == segment.unit)?;
-            Some((segment.model as usize, segment.operators.iter().copied().collect(), unit.clone()))
-        })
-        .collect()
+/// By model, the parts of it whose cost is only predicted, each with its unit.
+type Open = BTreeMap<usize, Vec<(BTreeSet<OperatorId>, Unit)>>;
+
+fn unmeasured(plan: &Plan, operators: &[usize]) -> Open {
+    let mut open = Open::new();
+    for segment in &plan.segments {
+        let model = segment.model as usize;
+        let unit = plan.units.iter().find(|unit| unit.address == segment.unit);
+        if let (Origin::Predicted, Some(unit)) = (segment.cost.origin, unit)
+            && segment.operators.len() < operators[model]
+        {
+            open.entry(model).or_default().push((segment.operators.iter().copied().collect(), unit.clone()));
+        }
+    }
+    open
 }
 
-/// Model, item, operators and unit of an execution.
-type Executed = (u32, u32, Vec<OperatorId>, UnitAddress);
+/// Model, item, iteration, operators and unit of an execution.
+type Executed = (u32, u32, u32, Vec<OperatorId>, UnitAddress);
 
 /// Whether every resource executes the same in the same order.
-fn same_arrangement(one: &Plan, other: &Plan) -> bool {
+pub fn same_arrangement(one: &Plan, other: &Plan) -> bool {
     let whole = |plan: &Plan| -> BTreeMap<String, Vec<Executed>> {
         let execution = |id: &trefoil_core::TaskId| {
             let task = plan.tasks.get(id.0 as usize)?;
             let Work::Segment { segment: SegmentId(segment) } = task.work else { return None };
             let segment = plan.segments.get(segment as usize)?;
-            Some((segment.model, task.item, segment.operators.clone(), segment.unit.clone()))
+            Some((segment.model, task.item, task.iteration, segment.operators.clone(), segment.unit.clone()))
         };
         let orders = plan.order.iter();
         orders.map(|(resource, order)| (resource.clone(), order.iter().filter_map(execution).collect())).collect()

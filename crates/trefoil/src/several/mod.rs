@@ -3,11 +3,15 @@
 
 mod adapt;
 mod arrange;
+mod energy;
 mod ready;
+mod slowdown;
 
 pub use adapt::propose;
-pub use arrange::{Arranged, Candidate, arrange};
-pub use ready::{Reading, Ready, candidate_units, make_ready};
+pub use arrange::{Arranged, Candidate, arrange, same_arrangement};
+pub use energy::{Energy, energies, known_powers, least_of, of_contenders};
+pub use ready::{Reading, Ready, candidate_units, make_ready, model_args};
+pub use slowdown::{Slowed, corun_class, corun_ms};
 
 use crate::cli::MeasureArgs;
 use crate::context::{self, ProgressLine};
@@ -18,10 +22,10 @@ use std::time::Duration;
 use trefoil_core::{OperatorGraph, Plan, Unit, UnitAddress};
 use trefoil_plan::{PlanOptions, SharedModel, TogetherRequest};
 use trefoil_profile::ProfileError;
-use trefoil_run::together::{
-    Activity, Arrangement, Arrivals, Contest, ContestOptions, Entrant, SlowdownReport, contest,
+use trefoil_run::together::{Activity, Arrangement, Arrivals, Contest, ContestOptions, Entrant, contest};
+use trefoil_run::{
+    ExecutorOptions, ExtractedSegments, PreparedModelSource, PreparedSource, RunSampling, Verdict, WorkerCommand,
 };
-use trefoil_run::{ExecutorOptions, ExtractedSegments, PreparedModelSource, PreparedSource, Verdict, WorkerCommand};
 
 /// Names of the arrangements to beat.
 pub const BASELINES: [&str; 3] = ["serial", "all-at-once", "one-per-core"];
@@ -43,12 +47,18 @@ pub struct Question {
     pub baseline_units: Vec<Unit>,
     /// Inferences of each model in a round.
     pub items: u32,
+    /// Whether the arrangement with the least energy is wanted, not the fastest.
+    pub energy: bool,
     /// Requests at fixed rates instead of rounds, by model.
     pub arrivals: Option<Vec<Arrivals>>,
     /// How long requests arrive.
     pub duration: Duration,
     /// Rounds of the contest.
     pub rounds: u32,
+    /// How often an arrangement is run in each process of the contest.
+    pub sampling: RunSampling,
+    /// Leave arrangements out once they are clearly beaten ([`ContestOptions::give_up`]).
+    pub give_up: Option<f64>,
     /// How to measure.
     pub measure: MeasureArgs,
     /// The cache folder.
@@ -69,7 +79,9 @@ pub struct Found {
     /// What is used, and why.
     pub verdict: Verdict,
     /// How much the models slow each other down, one per core.
-    pub slowdown: Option<SlowdownReport>,
+    pub slowdown: Option<Vec<Slowed>>,
+    /// Joules of each arrangement and where their watts come from, when energy was asked for.
+    pub energy: Option<(Vec<Energy>, &'static str)>,
     /// What did not happen as asked, and other remarks.
     pub notes: Vec<String>,
 }
@@ -129,6 +141,7 @@ pub fn contest_options(question: &Question) -> Result<ContestOptions<'static>, C
         timeout: Duration::from_mins(10),
         command: WorkerCommand::this_program(["worker-together"])?,
         stop: context::stop_flag(),
+        give_up: question.give_up,
     })
 }
 
@@ -150,19 +163,35 @@ pub const WAITING: usize = 4096;
 /// How long what waits at the end may take to finish.
 pub const GRACE: Duration = Duration::from_secs(2);
 
-/// Does it all for the models `which`, up to the verdict.
-pub fn decide(ready: &mut [Ready], which: &[usize], question: &Question, title: &str) -> Result<Found, CliError> {
-    let line = ProgressLine::new(title, question.quiet);
-    let Arranged { candidates, slowdown, notes } = arrange(ready, which, question, &line)?;
-    let measure = match &question.arrivals {
+/// What each process of the contest does.
+pub fn activity(question: &Question) -> Activity {
+    match &question.arrivals {
         Some(arrivals) => Activity::Serve {
             arrivals: arrivals.clone(),
             duration_ms: question.duration.as_secs_f64() * 1e3,
             limit: WAITING,
             grace_ms: GRACE.as_secs_f64() * 1e3,
         },
-        None => Activity::Rounds { sampling: context::run_sampling(&question.measure) },
-    };
+        None => Activity::Rounds { sampling: question.sampling },
+    }
+}
+
+/// Every unit that an arrangement may use.
+pub fn all_units(question: &Question) -> Vec<Unit> {
+    let mut units: Vec<Unit> = Vec::new();
+    for unit in question.units.iter().chain(&question.baseline_units) {
+        if !units.iter().any(|known| known.address == unit.address) {
+            units.push(unit.clone());
+        }
+    }
+    units
+}
+
+/// Does it all for the models `which`, up to the verdict.
+pub fn decide(ready: &mut [Ready], which: &[usize], question: &Question, title: &str) -> Result<Found, CliError> {
+    let line = ProgressLine::new(title, question.quiet);
+    let Arranged { candidates, slowdown, notes } = arrange(ready, which, question, &line)?;
+    let measure = activity(question);
     let entrants: Vec<Entrant> = candidates.iter().map(|candidate| candidate.entrant.clone()).collect();
     let options = contest_options(question)?;
     let mut show = |progress: trefoil_run::CompareProgress<'_>| {
@@ -171,5 +200,13 @@ pub fn decide(ready: &mut [Ready], which: &[usize], question: &Question, title: 
     };
     let found = contest(&entrants, &graphs(ready, which), &stores(ready, which), &measure, &options, &mut show)?;
     let verdict = found.verdict();
-    Ok(Found { candidates, contest: found, verdict, slowdown, notes })
+    let mut found = Found { candidates, contest: found, verdict, slowdown, energy: None, notes };
+    if question.energy {
+        let known = energy::powers_of(ready, &all_units(question))?;
+        let energies = energies(&found, &known);
+        found.verdict = energy::verdict(&found, &energies, known.origin);
+        found.notes.extend(known.notes);
+        found.energy = Some((energies, known.origin));
+    }
+    Ok(found)
 }

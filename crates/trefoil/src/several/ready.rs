@@ -44,6 +44,8 @@ pub struct Reading<'a> {
     pub strict: bool,
     /// Whether progress is hidden.
     pub quiet: bool,
+    /// Whether a line on standard error tells of every model that is ready, also where no terminal shows progress.
+    pub log: bool,
 }
 
 /// Prepares and profiles every model on the units.
@@ -61,6 +63,7 @@ pub fn make_ready(paths: &[PathBuf], units: &[UnitAddress], reading: &Reading<'_
         let same =
             ready.iter().filter(|other| other.name == stem || other.name.starts_with(&format!("{stem}~"))).count();
         let name = if same == 0 { stem } else { format!("{stem}~{}", same + 1) };
+        let began = std::time::Instant::now();
         let model = model_args(path, reading)?;
         let stop = context::stop_flag();
         let prepared = trefoil_profile::prepare_model(path, &context::prepare_options(&model)?, stop)?;
@@ -70,6 +73,10 @@ pub fn make_ready(paths: &[PathBuf], units: &[UnitAddress], reading: &Reading<'_
             trefoil_profile::profile(&prepared, &units, &options, &mut |progress| line.show(&progress), stop)?;
         let mut graph = profile.model(Some(prepared.prepared.fingerprint()))?.clone();
         graph.model.clone_from(&name);
+        if reading.log {
+            let took = began.elapsed().as_secs_f64();
+            eprintln!("[{}/{}] {name}: measured in {took:.1} s", ready.len() + 1, paths.len());
+        }
         ready.push(Ready { name, prepared, profile, graph });
     }
     Ok(ready)
