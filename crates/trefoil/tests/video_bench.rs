@@ -39,7 +39,7 @@ fn quality_reads_the_clips_of_every_path_and_cut() {
             // Colours have always been obeyed; three clips of distinct combinations cannot all fit each other's prompts.
             assert_eq!(row["accuracy"]["colour"].as_f64(), Some(1.0), "{row}");
             assert!(row["shuffled"]["all"].as_f64().unwrap() < 0.5, "{row}");
-            assert!((0.9..=1.0).contains(&row["subject_consistency"].as_f64().unwrap()), "{row}");
+            assert!((0.5..=1.0).contains(&row["subject_consistency"].as_f64().unwrap()), "{row}");
         }
         assert_eq!(row(set, &["f32"], None)["against_f32"], Value::Null);
         // A cut at either end leaves one path: the same clips, so the same numbers.
