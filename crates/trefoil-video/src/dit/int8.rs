@@ -1,5 +1,6 @@
 //! Blocks on the `w8a8` path: INT8 weights and activations, static scales, state in FP16.
 
+use super::scales::{CROSS_SITES, SELF_SITES, Sites};
 use super::{BlockScales, Conditions, FFN_ROWS, Site, codes, codes_mut, floats, floats_mut, grown, modulate, padded};
 use crate::VideoError;
 use crate::model::views::tiled;
@@ -42,26 +43,6 @@ struct Run<'a> {
     heads: usize,
     eps: f32,
 }
-
-/// Where an attention's operands have their scales.
-struct Sites {
-    /// Inputs of the projections of queries, and of keys and values.
-    inputs: [Site; 2],
-    /// Queries, keys, values.
-    operands: [Site; 3],
-    out: Site,
-}
-
-const SELF_SITES: Sites = Sites {
-    inputs: [Site::SelfIn, Site::SelfIn],
-    operands: [Site::SelfQuery, Site::SelfKey, Site::SelfValue],
-    out: Site::SelfOut,
-};
-const CROSS_SITES: Sites = Sites {
-    inputs: [Site::CrossIn, Site::Text],
-    operands: [Site::CrossQuery, Site::CrossKey, Site::CrossValue],
-    out: Site::CrossOut,
-};
 
 impl Int8Blocks {
     /// Bytes of scratch held.

@@ -3,6 +3,7 @@
 //! Everything here is enqueued on one in-order queue; only [`OpenClBlocks::load`] and [`OpenClBlocks::store`] wait. Weights come
 //! through [`WeightBuffers`], as they lie.
 
+use super::scales::{CROSS_SITES, SELF_SITES, Sites};
 use super::{BlockScales, FFN_ROWS, Site, padded};
 use crate::VideoError;
 use crate::engine::WeightBuffers;
@@ -89,24 +90,6 @@ struct Run<'a> {
     heads: usize,
     eps: f32,
 }
-
-/// Where an attention's operands have their scales.
-struct Sites {
-    inputs: [Site; 2],
-    operands: [Site; 3],
-    out: Site,
-}
-
-const SELF_SITES: Sites = Sites {
-    inputs: [Site::SelfIn, Site::SelfIn],
-    operands: [Site::SelfQuery, Site::SelfKey, Site::SelfValue],
-    out: Site::SelfOut,
-};
-const CROSS_SITES: Sites = Sites {
-    inputs: [Site::CrossIn, Site::Text],
-    operands: [Site::CrossQuery, Site::CrossKey, Site::CrossValue],
-    out: Site::CrossOut,
-};
 
 impl OpenClBlocks {
     /// Bytes of buffers held, the state among them.

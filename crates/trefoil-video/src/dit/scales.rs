@@ -50,6 +50,27 @@ impl BlockScales {
     }
 }
 
+/// Where an attention's operands have their scales.
+pub(super) struct Sites {
+    /// Inputs of the projections of queries, and of keys and values.
+    pub inputs: [Site; 2],
+    /// Queries, keys, values.
+    pub operands: [Site; 3],
+    /// What goes into the output projection.
+    pub out: Site,
+}
+
+pub(super) const SELF_SITES: Sites = Sites {
+    inputs: [Site::SelfIn, Site::SelfIn],
+    operands: [Site::SelfQuery, Site::SelfKey, Site::SelfValue],
+    out: Site::SelfOut,
+};
+pub(super) const CROSS_SITES: Sites = Sites {
+    inputs: [Site::CrossIn, Site::Text],
+    operands: [Site::CrossQuery, Site::CrossKey, Site::CrossValue],
+    out: Site::CrossOut,
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
