@@ -47,6 +47,6 @@ pub use options::{ProfileOptions, Progress};
 pub use prepare::{PrepareOptions, PreparedModel, Reference, prepare_model};
 pub use profiler::profile;
 pub use refine::{Audit, Refinement, Round, measure_segments, refine};
-pub use settle::{Lineup, LineupTimer, LineupTimes, Remeasured, remeasure};
+pub use settle::{Lineup, LineupTimer, LineupTimes, Remeasured, remeasure, settle_whole};
 pub use store::{StoreWriter, TraceStore};
 pub use worker::{MISBEHAVE_VARIABLE, worker_main};

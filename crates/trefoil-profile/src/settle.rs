@@ -10,9 +10,12 @@ use crate::protocol::Sampling;
 use crate::refine::segment_subject;
 use crate::sampling::{pooled, typical_of};
 use crate::session::{Session, sub_model};
-use crate::{ProfileError, ProfileOptions};
+use crate::{ProfileError, ProfileOptions, Progress};
 use std::collections::{BTreeMap, BTreeSet};
-use trefoil_core::{Granularity, OperatorGraph, Outcome, Plan, Profile, Samples, Subject, Timing, Unit, UnitAddress};
+use std::sync::atomic::AtomicBool;
+use trefoil_core::{
+    Granularity, OperatorGraph, Origin, Outcome, Plan, Profile, Samples, Subject, Timing, Unit, UnitAddress,
+};
 use trefoil_units::SubModel;
 
 /// Fresh processes that each settling takes. The addresses and thread placement that a process happens to get move its
@@ -85,16 +88,7 @@ impl Lineup {
             segments.push(sub_model(&extracted));
         }
         let whole = sub_model(&model.whole()?);
-        let index = profile.index();
-        let subject = Subject::WholeModel { model: graph.fingerprint.clone() };
-        let time = |unit: &Unit| index.newest(&subject, std::slice::from_ref(&unit.address))?.total().map(|t| t.median);
-        let known: Vec<(&Unit, f64)> = profile
-            .units
-            .iter()
-            .chain(&profile.modes)
-            .filter(|unit| !unit.simulated)
-            .filter_map(|unit| Some((unit, time(unit)?)))
-            .collect();
+        let known = whole_times(graph, profile);
         let best = known.iter().map(|(_, ms)| *ms).fold(f64::INFINITY, f64::min);
         let used = plan.units_used();
         let units = known
@@ -103,6 +97,21 @@ impl Lineup {
             .map(|(unit, _)| unit.clone())
             .collect();
         Ok(Some(Self { plan: plan.clone(), segments, whole, units }))
+    }
+
+    /// The whole model on every unit where it competes with units that have as many resources: work that shares a machine with
+    /// other work may be given one core or all of them. `None` where it runs whole on no real unit.
+    fn whole(model: &PreparedModel, graph: &OperatorGraph, profile: &Profile) -> Result<Option<Self>, ProfileError> {
+        let known = whole_times(graph, profile);
+        let best = |like: &Unit| {
+            let alike = known.iter().filter(|(unit, _)| unit.resources.len() == like.resources.len());
+            alike.map(|(_, ms)| *ms).fold(f64::INFINITY, f64::min)
+        };
+        let units: Vec<Unit> =
+            known.iter().filter(|(unit, ms)| *ms <= best(unit) * HOPELESS).map(|(unit, _)| (*unit).clone()).collect();
+        let Some(first) = units.first() else { return Ok(None) };
+        let plan = Plan::whole(graph, first, 0.0, Vec::new(), Origin::Predicted);
+        Ok(Some(Self { plan, segments: Vec::new(), whole: sub_model(&model.whole()?), units }))
     }
 
     /// Subjects and units in the order of the times: segments, then the whole model on each unit.
@@ -114,6 +123,36 @@ impl Lineup {
             self.units.iter().map(|unit| (Subject::WholeModel { model: graph.fingerprint.clone() }, &unit.address));
         parts.chain(whole).map(|(subject, unit)| (subject, unit.clone())).collect()
     }
+}
+
+/// Real units and modes on which the whole model was measured, and its milliseconds there.
+fn whole_times<'a>(graph: &OperatorGraph, profile: &'a Profile) -> Vec<(&'a Unit, f64)> {
+    let index = profile.index();
+    let subject = Subject::WholeModel { model: graph.fingerprint.clone() };
+    let time = |unit: &Unit| index.newest(&subject, std::slice::from_ref(&unit.address))?.total().map(|t| t.median);
+    let units = profile.units.iter().chain(&profile.modes).filter(|unit| !unit.simulated);
+    units.filter_map(|unit| Some((unit, time(unit)?))).collect()
+}
+
+/// Times the whole model once more on every unit and mode where it may be placed, in three fresh processes as it will be run
+/// there, and appends what was found to `profile`: what arrangements of several models rest on.
+///
+/// # Errors
+/// As [`crate::profile`], and those of the timer.
+pub fn settle_whole(
+    model: &PreparedModel,
+    graph: &OperatorGraph,
+    profile: &mut Profile,
+    options: &ProfileOptions,
+    timer: &mut LineupTimer<'_>,
+    progress: &mut dyn FnMut(Progress),
+    stop: &AtomicBool,
+) -> Result<(), ProfileError> {
+    let Some(lineup) = Lineup::whole(model, graph, profile)? else { return Ok(()) };
+    let mut session = Session::new(model, options, profile, progress, stop)?;
+    let settled = settle_lineup(&mut session, graph, &lineup, profile, &mut Settled::new(), PROCESSES, timer);
+    profile.notes.append(&mut session.notes);
+    settled.map(|_| ())
 }
 
 /// Times the plan's segments, one after another as the plan runs them, and the whole model on every unit that competes,
@@ -129,7 +168,21 @@ pub(crate) fn settle(
     timer: &mut LineupTimer<'_>,
 ) -> Result<bool, ProfileError> {
     let granularity = session.options.granularity;
-    let Some(lineup) = Lineup::new(session.model, granularity, graph, plan, profile)? else { return Ok(false) };
+    match Lineup::new(session.model, granularity, graph, plan, profile)? {
+        Some(lineup) => settle_lineup(session, graph, &lineup, profile, settled, processes, timer),
+        None => Ok(false),
+    }
+}
+
+fn settle_lineup(
+    session: &mut Session<'_>,
+    graph: &OperatorGraph,
+    lineup: &Lineup,
+    profile: &mut Profile,
+    settled: &mut Settled,
+    processes: u32,
+    timer: &mut LineupTimer<'_>,
+) -> Result<bool, ProfileError> {
     let places = lineup.places(graph);
     if places.iter().all(|(subject, unit)| settled.contains(&(subject.key(), unit.clone()))) {
         return Ok(false);
@@ -142,7 +195,7 @@ pub(crate) fn settle(
     for process in 0..processes {
         session.interrupted()?;
         session.step(&format!("settling, fresh processes {} of {processes}", process + 1));
-        let found_times = timer(&lineup, process)?;
+        let found_times = timer(lineup, process)?;
         let (warmup, runs, cap_ms) = found_times.sampling;
         sampling = Sampling { warmup, runs, batches: 1, cap_ms };
         for note in found_times.notes {

@@ -147,12 +147,12 @@ pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Re
 }
 
 /// The inputs that comparisons run on: the model's own sample data.
-fn sample_inputs(prepared: &PreparedModel) -> Vec<HostTensor> {
+pub fn sample_inputs(prepared: &PreparedModel) -> Vec<HostTensor> {
     prepared.prepared.inputs().iter().filter_map(|info| prepared.trace.load(&info.name)).collect()
 }
 
 /// [`trefoil_run::time_lineup`] as profiling wants it.
-fn time_lineup(
+pub fn time_lineup(
     lineup: &Lineup,
     graph: &OperatorGraph,
     inputs: &[HostTensor],
@@ -166,10 +166,15 @@ fn time_lineup(
 
 /// How fresh processes are started and how often each runs its plan: one rule for predictions and comparisons.
 fn compare_options(settings: &Settings) -> Result<CompareOptions, CliError> {
+    process_options(&settings.measure, settings.show.rounds, compiled_cache(settings))
+}
+
+/// The same from its parts; `compiled` is the folder for compiled models.
+pub fn process_options(measure: &MeasureArgs, rounds: u32, compiled: PathBuf) -> Result<CompareOptions, CliError> {
     Ok(CompareOptions {
-        rounds: settings.show.rounds.max(1),
-        sampling: context::run_sampling(&settings.measure),
-        cache: Some(compiled_cache(settings)),
+        rounds: rounds.max(1),
+        sampling: context::run_sampling(measure),
+        cache: Some(compiled),
         spin: ExecutorOptions::default().spin,
         timeout: Duration::from_mins(10),
         command: WorkerCommand::this_program(["worker-run"])?,

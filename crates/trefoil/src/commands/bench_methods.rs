@@ -5,6 +5,7 @@ use crate::cli::BenchMethodsArgs;
 use crate::commands::run_several_output::speed_up;
 use crate::context::{self, ProgressLine, print, print_json, width};
 use crate::error::CliError;
+use crate::pipeline::{process_options, sample_inputs, time_lineup};
 use crate::several::{self, Reading, Ready, candidate_units, entrant, graphs, make_ready, request, stores};
 use serde::Serialize;
 use serde_json::json;
@@ -13,6 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use trefoil_core::{Objective, Plan, Profile, Unit, UnitKind};
 use trefoil_plan::{PlanOptions, PlanRequest, together};
+use trefoil_profile::Lineup;
 use trefoil_report::{Ratio, TableFormat, format, geometric_mean};
 use trefoil_run::together::{Activity, Contest, Entrant, contest};
 
@@ -190,14 +192,18 @@ fn refined(ready: &mut Ready, method: &str, args: &BenchMethodsArgs) -> Result<(
     let options = context::profile_options(&model, &args.measure, false)?;
     let line = ProgressLine::new(method, args.json);
     let budget = args.measure.refine_budget.clamp(0.0, 1e6) / args.methods.len().max(1) as f64;
+    let compiled = trefoil_profile::cache::compiled_path(&context::cache_dir(args.cache.as_deref()));
+    let (processes, inputs) = (process_options(&args.measure, 1, compiled)?, sample_inputs(prepared));
+    let graph = graph.clone();
+    let mut timer = |lineup: &Lineup, turn: u32| time_lineup(lineup, &graph, &inputs, &processes, turn);
     let refinement = trefoil_profile::refine(
         prepared,
-        &graph.clone(),
+        &graph,
         profile,
         &options,
         Duration::from_secs_f64(budget),
         &mut propose,
-        None,
+        Some(&mut timer),
         &mut |progress| line.show(&progress),
         context::stop_flag(),
     )?;

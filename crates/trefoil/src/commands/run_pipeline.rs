@@ -49,7 +49,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         quiet: args.show.json,
         log: false,
     };
-    let stages = make_stages(&file, &args.units, &reading)?;
+    let mut stages = make_stages(&file, &args.units, &reading)?;
     let arrivals = file.rate_hz.map(|rate| Arrivals {
         period_ms: 1e3 / rate,
         offset_ms: file.offset_ms,
@@ -76,7 +76,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         quiet: args.show.json,
     };
     let which: Vec<usize> = (0..stages.ready.len()).collect();
-    let found = decide(&stages, &which, &question, &file.name)?;
+    let found = decide(&mut stages, &which, &question, &file.name)?;
     let chosen = found.chosen()?;
     let (ran, trace, outputs) = execute(&stages, &which, chosen, &question)?;
     if let Some(path) = &args.output {
@@ -138,8 +138,12 @@ fn check(args: &RunArgs) -> Result<(), CliError> {
 }
 
 /// Plans, and times the plans against all stages on one unit and each on its best one.
-fn decide(stages: &Stages, which: &[usize], question: &Question, title: &str) -> Result<Found, CliError> {
+fn decide(stages: &mut Stages, which: &[usize], question: &Question, title: &str) -> Result<Found, CliError> {
     let line = ProgressLine::new(title, question.quiet);
+    for stage in &mut stages.ready {
+        several::settle(stage, question, &line)?;
+    }
+    let stages = &*stages;
     let mut notes = Vec::new();
     let mut candidates: Vec<Candidate> = Vec::new();
     let add = |candidates: &mut Vec<Candidate>, notes: &mut Vec<String>, name: &str, plan: Plan, baseline: bool| {

@@ -1,5 +1,6 @@
 //! The arrangements of a contest: what everybody does, and plans.
 
+use super::ready::segment_options;
 use super::slowdown::{Slowed, measure_slowdown, spread};
 use super::{BASELINES, Question, Ready, all_units, energy, entrant, graphs, request};
 use crate::context::{self, ProgressLine};
@@ -233,18 +234,7 @@ fn tail_cut(
         for (model, places) in open {
             let Ready { prepared, profile, .. } = &mut ready[which[model]];
             let graph = profile.model(Some(prepared.prepared.fingerprint()))?.clone();
-            let options = context::profile_options(
-                &crate::cli::ModelArgs {
-                    model: std::path::PathBuf::new(),
-                    shapes: Vec::new(),
-                    granularity: crate::cli::GranularityArg::Fused,
-                    input: "random".to_owned(),
-                    cache: Some(question.cache.clone()),
-                },
-                &question.measure,
-                question.strict,
-            )?;
-            let options = trefoil_profile::ProfileOptions { granularity: graph.granularity, ..options };
+            let options = segment_options(question, graph.granularity)?;
             let mut show = |progress: trefoil_profile::Progress| line.show(&progress);
             let stop = context::stop_flag();
             trefoil_profile::measure_segments(prepared, &graph, &places, profile, &options, &mut show, stop)?;

@@ -10,7 +10,7 @@ mod slowdown;
 pub use adapt::propose;
 pub use arrange::{Arranged, Candidate, arrange, same_arrangement};
 pub use energy::{Energy, energies, known_powers, least_of, of_contenders};
-pub use ready::{Reading, Ready, candidate_units, make_ready, model_args};
+pub use ready::{Reading, Ready, candidate_units, make_ready, model_args, profiled, settle};
 pub use slowdown::{Slowed, corun_class, corun_ms};
 
 use crate::cli::MeasureArgs;
@@ -190,6 +190,9 @@ pub fn all_units(question: &Question) -> Vec<Unit> {
 /// Does it all for the models `which`, up to the verdict.
 pub fn decide(ready: &mut [Ready], which: &[usize], question: &Question, title: &str) -> Result<Found, CliError> {
     let line = ProgressLine::new(title, question.quiet);
+    for &model in which {
+        settle(&mut ready[model], question, &line)?;
+    }
     let Arranged { candidates, slowdown, notes } = arrange(ready, which, question, &line)?;
     let measure = activity(question);
     let entrants: Vec<Entrant> = candidates.iter().map(|candidate| candidate.entrant.clone()).collect();

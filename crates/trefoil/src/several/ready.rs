@@ -1,12 +1,15 @@
 //! Models prepared and profiled, and the units that they may share.
 
+use super::Question;
 use crate::cli::{GranularityArg, MeasureArgs, ModelArgs, Shape};
 use crate::commands::profile::model_name;
 use crate::context::{self, ProgressLine};
 use crate::error::CliError;
+use crate::pipeline::{process_options, sample_inputs, time_lineup};
 use std::path::{Path, PathBuf};
-use trefoil_core::{HostTensor, OperatorGraph, Profile, Unit, UnitAddress, UnitKind};
-use trefoil_profile::PreparedModel;
+use std::time::{Duration, Instant};
+use trefoil_core::{Granularity, HostTensor, OperatorGraph, Profile, Unit, UnitAddress, UnitKind};
+use trefoil_profile::{Lineup, PreparedModel, ProfileOptions, Progress};
 
 /// A model, prepared and profiled.
 #[derive(Debug)]
@@ -19,6 +22,8 @@ pub struct Ready {
     pub profile: Profile,
     /// Its operators.
     pub graph: OperatorGraph,
+    /// When [`settle`] last timed it.
+    pub settled: Option<Instant>,
 }
 
 impl Ready {
@@ -63,23 +68,34 @@ pub fn make_ready(paths: &[PathBuf], units: &[UnitAddress], reading: &Reading<'_
         let same =
             ready.iter().filter(|other| other.name == stem || other.name.starts_with(&format!("{stem}~"))).count();
         let name = if same == 0 { stem } else { format!("{stem}~{}", same + 1) };
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let model = model_args(path, reading)?;
-        let stop = context::stop_flag();
-        let prepared = trefoil_profile::prepare_model(path, &context::prepare_options(&model)?, stop)?;
-        let options = context::profile_options(&model, reading.measure, reading.strict)?;
-        let line = ProgressLine::new(&name, reading.quiet);
-        let profile =
-            trefoil_profile::profile(&prepared, &units, &options, &mut |progress| line.show(&progress), stop)?;
-        let mut graph = profile.model(Some(prepared.prepared.fingerprint()))?.clone();
-        graph.model.clone_from(&name);
+        let prepared = trefoil_profile::prepare_model(path, &context::prepare_options(&model)?, context::stop_flag())?;
+        let one = profiled(name, prepared, &units, &model, reading)?;
         if reading.log {
             let took = began.elapsed().as_secs_f64();
-            eprintln!("[{}/{}] {name}: measured in {took:.1} s", ready.len() + 1, paths.len());
+            eprintln!("[{}/{}] {}: measured in {took:.1} s", ready.len() + 1, paths.len(), one.name);
         }
-        ready.push(Ready { name, prepared, profile, graph });
+        ready.push(one);
     }
     Ok(ready)
+}
+
+/// Profiles a prepared model on the units.
+pub fn profiled(
+    name: String,
+    prepared: PreparedModel,
+    units: &[Unit],
+    model: &ModelArgs,
+    reading: &Reading<'_>,
+) -> Result<Ready, CliError> {
+    let options = context::profile_options(model, reading.measure, reading.strict)?;
+    let line = ProgressLine::new(&name, reading.quiet);
+    let mut show = |progress: Progress| line.show(&progress);
+    let profile = trefoil_profile::profile(&prepared, units, &options, &mut show, context::stop_flag())?;
+    let mut graph = profile.model(Some(prepared.prepared.fingerprint()))?.clone();
+    graph.model.clone_from(&name);
+    Ok(Ready { name, prepared, profile, graph, settled: None })
 }
 
 /// The model's own part of the flags.
@@ -147,4 +163,37 @@ pub fn candidate_units(asked: &[UnitAddress]) -> Result<(Vec<Unit>, Vec<Unit>), 
         }
     }
     Ok((plans, baselines))
+}
+
+/// After so long a machine may run at another speed, and what was settled is timed anew.
+const SETTLED_FOR: Duration = Duration::from_mins(1);
+
+/// Times what arrangements of a model rest on as they will run it, right before they are planned and compared: a loop around the
+/// backend's call leaves out what a caller waits for, and the machine may have changed its speed since.
+pub fn settle(ready: &mut Ready, question: &Question, line: &ProgressLine) -> Result<(), CliError> {
+    if question.measure.no_refine || ready.settled.is_some_and(|when| when.elapsed() < SETTLED_FOR) {
+        return Ok(());
+    }
+    let options = segment_options(question, ready.graph.granularity)?;
+    let compiled = trefoil_profile::cache::compiled_path(&question.cache);
+    let Ready { prepared, profile, graph, settled, .. } = ready;
+    let (processes, inputs) = (process_options(&question.measure, 1, compiled)?, sample_inputs(prepared));
+    let mut timer = |lineup: &Lineup, turn: u32| time_lineup(lineup, graph, &inputs, &processes, turn);
+    let mut show = |progress: Progress| line.show(&progress);
+    trefoil_profile::settle_whole(prepared, graph, profile, &options, &mut timer, &mut show, context::stop_flag())?;
+    *settled = Some(Instant::now());
+    Ok(())
+}
+
+/// How parts of a prepared model are measured.
+pub fn segment_options(question: &Question, granularity: Granularity) -> Result<ProfileOptions, CliError> {
+    let model = ModelArgs {
+        model: PathBuf::new(),
+        shapes: Vec::new(),
+        granularity: GranularityArg::Fused,
+        input: "random".to_owned(),
+        cache: Some(question.cache.clone()),
+    };
+    let options = context::profile_options(&model, &question.measure, question.strict)?;
+    Ok(ProfileOptions { granularity, ..options })
 }

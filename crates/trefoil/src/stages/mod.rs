@@ -4,9 +4,9 @@ mod file;
 
 pub use file::{InputEntry, PipelineFile};
 
-use crate::context::{self, ProgressLine};
+use crate::context;
 use crate::error::CliError;
-use crate::several::{Reading, Ready, model_args};
+use crate::several::{Reading, Ready, model_args, profiled};
 use std::path::{Path, PathBuf};
 use trefoil_core::{HostTensor, OperatorGraph, TensorId, TensorInfo};
 use trefoil_onnx::{Model, npz};
@@ -48,14 +48,7 @@ pub fn make_stages(
     for (entry, slot) in file.stages.iter().zip(prepared) {
         let Some((prepared, _)) = slot else { continue };
         let args = model_args(&file.resolve(&entry.model), &Reading { shapes: &[], ..reading.clone() })?;
-        let options = context::profile_options(&args, reading.measure, reading.strict)?;
-        let line = ProgressLine::new(&entry.name, reading.quiet);
-        let stop = context::stop_flag();
-        let profile =
-            trefoil_profile::profile(&prepared, &units, &options, &mut |progress| line.show(&progress), stop)?;
-        let mut graph = profile.model(Some(prepared.prepared.fingerprint()))?.clone();
-        graph.model.clone_from(&entry.name);
-        ready.push(Ready { name: entry.name.clone(), prepared, profile, graph });
+        ready.push(profiled(entry.name.clone(), prepared, &units, &args, reading)?);
     }
     let links = links(file, &ready)?;
     Ok(Stages { ready, links, repeats: file.stages.iter().map(|stage| stage.repeat).collect() })
