@@ -12,7 +12,7 @@ use trefoil_onnx::Values;
 use trefoil_onnx::builder::{ModelBuilder, sample_model};
 use trefoil_profile::{
     Launcher, Lineup, LineupTimer, LineupTimes, PrepareOptions, PreparedModel, ProfileError, ProfileOptions,
-    load_profile, measure_segments, prepare_model, profile, refine, save_profile,
+    load_profile, measure_segments, prepare_model, profile, refine, save_profile, settle_whole,
 };
 
 fn launcher() -> Launcher {
@@ -317,6 +317,34 @@ fn refinement_ends_with_a_measured_plan() {
     )
     .unwrap();
     assert!(!spent.finished && spent.measured == 0 && !spent.plan.all_measured);
+}
+
+#[test]
+fn a_whole_model_is_settled_where_it_may_be_placed() {
+    let bench = Bench::new(&sample_model());
+    let model = bench.prepare();
+    let mut profile = run(&bench, &model);
+    let graph = profile.model(None).unwrap().clone();
+    let (before, mut asked) = (profile.measurements.len(), Vec::new());
+    let mut timer = |lineup: &Lineup, process: u32| {
+        assert!(lineup.segments.is_empty());
+        asked.push((process, lineup.units.iter().map(|unit| unit.address.clone()).collect::<Vec<_>>()));
+        let time = |_: &Unit| Samples::from_values(&mut [20.0 + f64::from(process)]);
+        let whole = lineup.units.iter().map(time).collect();
+        Ok(LineupTimes { segments: Vec::new(), whole, notes: Vec::new(), sampling: (3, 4, 5.0) })
+    };
+    settle_whole(&model, &graph, &mut profile, &bench.options(), &mut timer, &mut |_| {}, &never()).unwrap();
+    // Three fresh processes, each with the same units: all cores, and the modes of one core that were measured.
+    assert_eq!(asked.iter().map(|(process, _)| *process).collect::<Vec<_>>(), [0, 1, 2]);
+    let units = &asked[0].1;
+    assert!(units.contains(&rten().address) && asked.iter().all(|(_, same)| same == units), "{asked:?}");
+    assert_eq!(profile.measurements.len(), before + units.len());
+    let (index, whole) = (profile.index(), Subject::WholeModel { model: graph.fingerprint.clone() });
+    for unit in units {
+        let newest = index.newest(&whole, std::slice::from_ref(unit)).unwrap();
+        assert_eq!(newest.total().map(|total| total.median), Some(21.0), "the typical process counts");
+        assert!(newest.conditions.fresh_process);
+    }
 }
 
 #[test]
