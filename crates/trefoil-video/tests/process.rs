@@ -185,9 +185,47 @@ fn an_owner_can_stop_and_workers_say_what_is_wrong() {
     let nowhere = WorkerCommand { program: PathBuf::from("/nowhere/at/all"), arguments: Vec::new() };
     let error = Worker::start(&nowhere, &spec(0), NumericPath::W8a8, &setup).unwrap_err().to_string();
     assert!(error.contains("cannot start /nowhere/at/all"), "{error}");
-    let silent = WorkerCommand { program: PathBuf::from("/bin/true"), arguments: Vec::new() };
-    if silent.program.exists() {
-        let error = Worker::start(&silent, &spec(0), NumericPath::W8a8, &setup).unwrap_err().to_string();
-        assert!(error.contains("ended before it was ready"), "{error}");
+    for (script, want) in [
+        ("exit 0", "its process ended before it was ready (exit code 0)"),
+        ("exit 3", "its process ended before it was ready (exit code 3)"),
+        ("kill -SEGV $$", "its process ended before it was ready (killed by signal 11)"),
+    ] {
+        let error = Worker::start(&shell(script), &spec(0), NumericPath::W8a8, &setup).unwrap_err().to_string();
+        assert!(error.contains(want) && !error.contains('\n'), "{script}: {error}");
     }
+}
+
+/// A worker that is a line of shell.
+fn shell(script: &str) -> WorkerCommand {
+    WorkerCommand { program: PathBuf::from("/bin/sh"), arguments: vec!["-c".into(), script.into()] }
+}
+
+#[test]
+fn a_worker_that_dies_whenever_it_is_set_up_ends_the_clip_and_says_why() {
+    let case = Case::new(None);
+    let setup = case.setup();
+    let folder = tempfile::tempdir().unwrap();
+    // It starts as ever until the mark is there, and ends at once from then on.
+    let mark = folder.path().join("mark");
+    let worker = env!("CARGO_BIN_EXE_trefoil-video-worker");
+    let command = shell(&format!("[ -e '{}' ] && kill -KILL $$; exec '{worker}'", mark.display()));
+    let mut workers = [Worker::start(&command, &spec(0), NumericPath::W8a8, &setup).unwrap()];
+    let mut reasons = Vec::new();
+    let error = denoise_in_workers(&mut workers, &setup, 0, &mut |event| {
+        match event {
+            WorkerEvent::Blocks { done: 3, pid, .. } => {
+                std::fs::write(&mark, b"").unwrap();
+                let pid = rustix::process::Pid::from_raw(*pid as i32).unwrap();
+                rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            }
+            WorkerEvent::Died { reason, .. } => reasons.push(reason.clone()),
+            _ => {}
+        }
+        Ok(())
+    });
+    let message = error.unwrap_err().to_string();
+    assert!(message.contains("times in a row (killed by signal 9); the system's log says"), "{message}");
+    assert!(message.starts_with("engine `cpu@") && !message.contains('\n'), "{message}");
+    assert_eq!(reasons[0], "killed by signal 15");
+    assert!(reasons.len() > 20 && reasons[1..].iter().all(|reason| reason == "killed by signal 9"), "{reasons:?}");
 }

@@ -84,7 +84,7 @@ fn carry(socket: &UnixStream, lane: &mut Lane, slot: &Slot) -> Result<(), Ended>
     let (noise, text, negative) = (slot.noise()?, slot.text(0)?, slot.text(1)?);
     let text = text.ok_or_else(|| refuse("the clip has no text"))?;
     let clip = Clip::new(lane.host_mut(), &model, &noise, &text, negative.as_ref())?;
-    send(socket, &Reply::Ready)?;
+    send(socket, &Reply::Ready { notes: lane.engine().notes() })?;
     loop {
         let Order::Run { state, mark, until } = receive(socket)? else {
             return Err(refuse("the owner gave an order of another kind of worker").into());
