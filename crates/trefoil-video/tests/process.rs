@@ -195,6 +195,37 @@ fn an_owner_can_stop_and_workers_say_what_is_wrong() {
     }
 }
 
+#[test]
+fn a_worker_takes_orders_from_its_owner_alone() {
+    use std::io::{Read as _, Write as _};
+    use std::process::{Command, Stdio};
+    let worker = |input: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil-video-worker"));
+        let child = command.stdin(input).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        move || {
+            let output = child.wait_with_output().unwrap();
+            (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        }
+    };
+    let started_by_hand = "error: a video worker is started by trefoil itself (its standard input is no socket)\n";
+    assert_eq!(worker(Stdio::null())(), (Some(1), started_by_hand.to_owned()));
+    // A socket that somebody else uses.
+    let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let end = worker(Stdio::from(std::os::fd::OwnedFd::from(theirs)));
+    ours.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    // It may close its end before all of it is read.
+    let _ = ours.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer);
+    let (code, told) = end();
+    let said = format!("{answer}{told}");
+    assert!(code == Some(1) && said.contains("somebody else than its owner speaks on its socket"), "{said}");
+    // An owner that goes at once is no error.
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    drop(ours);
+    assert_eq!(worker(Stdio::from(std::os::fd::OwnedFd::from(theirs)))(), (Some(0), String::new()));
+}
+
 /// A worker that is a line of shell.
 fn shell(script: &str) -> WorkerCommand {
     WorkerCommand { program: PathBuf::from("/bin/sh"), arguments: vec!["-c".into(), script.into()] }

@@ -5,7 +5,9 @@
 //! piece, which another process then computes from the same state, with the same result.
 
 use super::channel::{receive, send};
-use super::owner::{Failure, SHARING, SharedModel, Started, WorkerCommand, described, died, ended, failed, sharing, start};
+use super::owner::{
+    Failure, SHARING, SharedModel, Started, WorkerCommand, described, died, ended, failed, sharing, start,
+};
 use super::worker::refuse;
 use super::{Order, Reply, unexpected};
 use crate::denoise::{Clip, Lane};
@@ -273,9 +275,12 @@ pub(super) enum Stopped {
 }
 
 impl From<std::io::Error> for Stopped {
-    fn from(_: std::io::Error) -> Stopped {
-        // Nobody is left to be told what went wrong with the socket.
-        Stopped::OwnerGone
+    fn from(error: std::io::Error) -> Stopped {
+        match super::channel::foreign(&error) {
+            Some(reason) => Stopped::Failed(refuse(&reason)),
+            // Nobody is left to be told what went wrong with the socket.
+            None => Stopped::OwnerGone,
+        }
     }
 }
 

@@ -87,11 +87,20 @@ enum Reply {
         notes: Vec<String>,
     },
     Taken,
-    Blocks { done: usize, ms: f64 },
-    Step { step: usize },
-    Done { mark: StateMark },
+    Blocks {
+        done: usize,
+        ms: f64,
+    },
+    Step {
+        step: usize,
+    },
+    Done {
+        mark: StateMark,
+    },
     Ran,
-    Failed { message: String },
+    Failed {
+        message: String,
+    },
 }
 
 /// A message that the other side should not have sent.
