@@ -208,11 +208,11 @@ impl Outcome<'_> {
             .collect();
         let args = self.args;
         let title = format!(
-            "{}: {} tokens, {} block executions a clip, {} rounds of {} clips, in turn{} ({origin})",
+            "{}: {} tokens, {} block executions a clip, {} of {} clips, in turn{} ({origin})",
             self.model,
             args.tokens,
             self.measured.blocks,
-            args.rounds,
+            format::plural(args.rounds, "round"),
             args.clips,
             if args.processes { ", engines in processes of their own" } else { "" }
         );
