@@ -185,9 +185,78 @@ fn an_owner_can_stop_and_workers_say_what_is_wrong() {
     let nowhere = WorkerCommand { program: PathBuf::from("/nowhere/at/all"), arguments: Vec::new() };
     let error = Worker::start(&nowhere, &spec(0), NumericPath::W8a8, &setup).unwrap_err().to_string();
     assert!(error.contains("cannot start /nowhere/at/all"), "{error}");
-    let silent = WorkerCommand { program: PathBuf::from("/bin/true"), arguments: Vec::new() };
-    if silent.program.exists() {
-        let error = Worker::start(&silent, &spec(0), NumericPath::W8a8, &setup).unwrap_err().to_string();
-        assert!(error.contains("ended before it was ready"), "{error}");
+    for (script, want) in [
+        ("exit 0", "its process ended before it was ready (exit code 0)"),
+        ("exit 3", "its process ended before it was ready (exit code 3)"),
+        ("kill -SEGV $$", "its process ended before it was ready (killed by signal 11)"),
+    ] {
+        let error = Worker::start(&shell(script), &spec(0), NumericPath::W8a8, &setup).unwrap_err().to_string();
+        assert!(error.contains(want) && !error.contains('\n'), "{script}: {error}");
     }
+}
+
+#[test]
+fn a_worker_takes_orders_from_its_owner_alone() {
+    use std::io::{Read as _, Write as _};
+    use std::process::{Command, Stdio};
+    let worker = |input: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil-video-worker"));
+        let child = command.stdin(input).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        move || {
+            let output = child.wait_with_output().unwrap();
+            (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        }
+    };
+    let started_by_hand = "error: a video worker is started by trefoil itself (its standard input is no socket)\n";
+    assert_eq!(worker(Stdio::null())(), (Some(1), started_by_hand.to_owned()));
+    // A socket that somebody else uses.
+    let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let end = worker(Stdio::from(std::os::fd::OwnedFd::from(theirs)));
+    ours.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    // It may close its end before all of it is read.
+    let _ = ours.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer);
+    let (code, told) = end();
+    let said = format!("{answer}{told}");
+    assert!(code == Some(1) && said.contains("somebody else than its owner speaks on its socket"), "{said}");
+    // An owner that goes at once is no error.
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    drop(ours);
+    assert_eq!(worker(Stdio::from(std::os::fd::OwnedFd::from(theirs)))(), (Some(0), String::new()));
+}
+
+/// A worker that is a line of shell.
+fn shell(script: &str) -> WorkerCommand {
+    WorkerCommand { program: PathBuf::from("/bin/sh"), arguments: vec!["-c".into(), script.into()] }
+}
+
+#[test]
+fn a_worker_that_dies_whenever_it_is_set_up_ends_the_clip_and_says_why() {
+    let case = Case::new(None);
+    let setup = case.setup();
+    let folder = tempfile::tempdir().unwrap();
+    // It starts as ever until the mark is there, and ends at once from then on.
+    let mark = folder.path().join("mark");
+    let worker = env!("CARGO_BIN_EXE_trefoil-video-worker");
+    let command = shell(&format!("[ -e '{}' ] && kill -KILL $$; exec '{worker}'", mark.display()));
+    let mut workers = [Worker::start(&command, &spec(0), NumericPath::W8a8, &setup).unwrap()];
+    let mut reasons = Vec::new();
+    let error = denoise_in_workers(&mut workers, &setup, 0, &mut |event| {
+        match event {
+            WorkerEvent::Blocks { done: 3, pid, .. } => {
+                std::fs::write(&mark, b"").unwrap();
+                let pid = rustix::process::Pid::from_raw(*pid as i32).unwrap();
+                rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            }
+            WorkerEvent::Died { reason, .. } => reasons.push(reason.clone()),
+            _ => {}
+        }
+        Ok(())
+    });
+    let message = error.unwrap_err().to_string();
+    assert!(message.contains("times in a row (killed by signal 9); the system's log says"), "{message}");
+    assert!(message.starts_with("engine `cpu@") && !message.contains('\n'), "{message}");
+    assert_eq!(reasons[0], "killed by signal 15");
+    assert!(reasons.len() > 20 && reasons[1..].iter().all(|reason| reason == "killed by signal 9"), "{reasons:?}");
 }

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use support::{Random, SmallModel, bits, kernels, kernels_on};
 use trefoil_video::rates::{RateOptions, measure};
 use trefoil_video::stream::{
-    Observed, StreamItem, StreamReport, Work, measure_last_stage, run_data_parallel, run_stream, run_stream_reporting,
+    Denoised, LastStageOn, Observed, StreamItem, StreamReport, Work, measure_last_stage, run_data_parallel,
+    run_data_parallel_with, run_stream, run_stream_reporting,
 };
 use trefoil_video::{Clip, Lane, Model, NumericPath, VideoError, denoise};
 
@@ -88,6 +89,40 @@ fn clips_of_a_stream_are_those_made_alone() {
     };
     let report = run_data_parallel(&mut lanes, items.iter().cloned(), &finish, &|_, _| Ok(())).unwrap();
     check(&report, &results, 2);
+    // The last stage on the second lane alone: clips of the first are ended there, between blocks or behind them.
+    let ended = Mutex::new(Vec::new());
+    let finish = |done: &Denoised<'_>| {
+        ended.lock().unwrap().push(done.lane);
+        results.lock().unwrap().push((done.number, bits(done.state.latent())));
+        Ok(())
+    };
+    let items = || items.iter().cloned();
+    let report = run_data_parallel_with(&mut lanes, items(), LastStageOn::Last, &finish, &|_, _| Ok(())).unwrap();
+    check(&report, &results, 2);
+    assert_eq!(*ended.lock().unwrap(), [1; 5]);
+    let blocks = |lane: usize| -> usize {
+        report.spans.iter().filter(|span| span.lane == lane && span.work == Work::Blocks).map(|span| span.blocks).sum()
+    };
+    assert_eq!(blocks(0) + blocks(1), 5 * 12);
+    assert!(report.spans.iter().all(|span| span.lane == 1 || span.work == Work::Blocks));
+    for lane in 0..2 {
+        let mut spans: Vec<_> = report.spans.iter().filter(|span| span.lane == lane).collect();
+        spans.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
+        assert!(spans.windows(2).all(|pair| pair[0].end_ms <= pair[1].start_ms), "a lane does one thing at a time");
+    }
+    // What stops either lane stops both.
+    for stage in ["blocks", "last"] {
+        let finish = |_: &Denoised<'_>| match stage {
+            "last" => Err(VideoError::Interrupted { done: 0, blocks: 0 }),
+            _ => Ok(()),
+        };
+        let watch = |number: usize, _: &trefoil_video::Event<'_>| match (stage, number) {
+            ("blocks", 1) => Err(VideoError::Interrupted { done: 0, blocks: 0 }),
+            _ => Ok(()),
+        };
+        let stopped = run_data_parallel_with(&mut lanes, items(), LastStageOn::Last, &finish, &watch);
+        assert!(matches!(stopped, Err(VideoError::Interrupted { .. })), "{stage}");
+    }
 }
 
 #[test]

@@ -216,10 +216,11 @@ fn a_worker_that_dies_again_and_again_is_an_error_and_finished_clips_stay() {
         }
     });
     let message = stopped.expect("it cannot succeed").to_string();
-    assert!(message.contains("its process died 5 times at block 1 of step 0 ("), "{message}");
+    assert!(message.contains("its process died 5 times at block 1 of step 0 (exit code 3); "), "{message}");
     assert!(message.contains("engine `cpu@") && !message.contains('\n'), "{message}");
     let reasons: Vec<String> = status[0].deaths().into_iter().map(|death| death.reason).collect();
     assert_eq!((reasons.len(), reasons[0].as_str(), status[0].pid()), (5, "killed by signal 9", None));
+    assert!(reasons[1..].iter().all(|reason| reason == "exit code 3"), "{reasons:?}");
     assert_eq!(latents.keys().copied().collect::<Vec<_>>(), [0, 1], "clips before it are finished");
 }
 

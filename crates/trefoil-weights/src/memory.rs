@@ -1,5 +1,6 @@
 //! The kernel's own numbers about memory: peak and mapped bytes, per process and per file.
 
+use serde::Serialize;
 use std::fs;
 
 /// How much of one file (or memfd, or dma-buf) a process has mapped and resident. Bytes.
@@ -33,6 +34,34 @@ pub fn reset_peak() -> bool {
 /// Memory that the system could give to processes without swapping (`MemAvailable`), in bytes.
 pub fn available_bytes() -> Option<u64> {
     line_bytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
+}
+
+/// Resident memory of a process by what it is, as `/proc/PID/status` tells it. Bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct ResidentMemory {
+    /// Its own (`RssAnon`): heap, stacks, scratch, copies.
+    pub anonymous_bytes: u64,
+    /// Of files that it has mapped (`RssFile`): programs, libraries, artefacts. Shared with all who map them.
+    pub file_bytes: u64,
+    /// Of shared memory (`RssShmem`): memfds.
+    pub shared_bytes: u64,
+    /// Highest sum since it started or since [`reset_peak`] (`VmHWM`).
+    pub peak_bytes: u64,
+}
+
+/// Resident memory of process `pid`. `None` where the kernel does not tell it.
+pub fn resident_memory(pid: u32) -> Option<ResidentMemory> {
+    parse_status(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn parse_status(status: &str) -> Option<ResidentMemory> {
+    let bytes = |key| line_bytes(status, key);
+    Some(ResidentMemory {
+        anonymous_bytes: bytes("RssAnon:")?,
+        file_bytes: bytes("RssFile:")?,
+        shared_bytes: bytes("RssShmem:")?,
+        peak_bytes: bytes("VmHWM:")?,
+    })
 }
 
 fn status_bytes(key: &str) -> Option<u64> {
@@ -110,6 +139,20 @@ Rss:                  64 kB
         let usage = parse_smaps(SMAPS, 8, 0x1a, 4711);
         assert_eq!(usage, MappingUsage { mappings: 2, size: 128 << 10, resident: 36 << 10, proportional: 20 << 10 });
         assert_eq!(parse_smaps(SMAPS, 8, 0x1a, 1), MappingUsage::default());
+    }
+
+    #[test]
+    fn resident_memory_is_told_by_kind() {
+        let status = "Name:\tx\nVmHWM:\t    9000 kB\nVmRSS:\t    8000 kB\nRssAnon:\t    5000 kB\nRssFile:\t    2000 kB\nRssShmem:\t    1000 kB\n";
+        let want = ResidentMemory {
+            anonymous_bytes: 5000 << 10,
+            file_bytes: 2000 << 10,
+            shared_bytes: 1000 << 10,
+            peak_bytes: 9000 << 10,
+        };
+        assert_eq!(parse_status(status), Some(want));
+        assert_eq!(parse_status("VmHWM: 1 kB\n"), None, "an older kernel does not tell kinds");
+        assert_eq!(resident_memory(u32::MAX), None);
     }
 
     #[test]

@@ -316,8 +316,43 @@ fn an_opencl_engine_has_the_bits_of_the_cpu_in_every_command() {
         let message = space.fails(arguments, 2);
         assert!(message.contains(want) && !space.path("not.safetensors").exists(), "{message}");
     };
+    fails(&["--engines", "opencl@0,opencl@1"], "give each a process of its own (--processes)");
     fails(&["--engines", engines, "--path", "w8a16"], "its kernels are those of w8a8, not of w8a16");
     fails(&["--engines", "opencl:no such@1"], "there is no OpenCL device `no such`; the devices are 0 (");
+}
+
+#[test]
+fn two_opencl_engines_on_different_cores_run_in_processes_of_their_own() {
+    if cpu_and_opencl().is_none() {
+        return;
+    }
+    let space = workspace();
+    space.run(["video", "calibrate", "a.trefoil", "--noise", "in.safetensors:noise", "--text", "in.safetensors:text"]);
+    denoise(&space, "one.safetensors", &["--path", "w8a8", "--engines", "cpu@1"]);
+    let want = bits(&latent(&space.path("one.safetensors"), "latent.3"));
+    let engines = ["--engines", "opencl@0,opencl@1", "--processes"];
+    for cut in ["5", "auto"] {
+        let report = denoise(&space, "two.safetensors", &[&engines[..], &["--cut", cut]].concat());
+        assert!(bits(&latent(&space.path("two.safetensors"), "latent.3")) == want, "cut {cut}");
+        let notes: Vec<&str> =
+            report["notes"].as_array().unwrap().iter().filter_map(serde_json::Value::as_str).collect();
+        // What the processes tell about their devices arrives.
+        assert!(["opencl@0 is ", "opencl@1 is "].iter().all(|name| notes.iter().any(|note| note.starts_with(name))));
+    }
+    let mut arguments = vec!["video", "rates", "a.trefoil", "--tokens", "24", "--text-rows", "20", "--samples", "3"];
+    arguments.extend(engines);
+    arguments.push("--json");
+    let rates = json(&space.output(arguments));
+    assert_eq!((rates["processes"].as_bool(), rates["engines"].as_array().map(Vec::len)), (Some(true), Some(2)));
+    assert!(rates["engines"].as_array().unwrap().iter().all(|rate| rate["corun_ms"]["median"].as_f64() > Some(0.0)));
+    let mut arguments = vec!["video", "stream", "a.trefoil", "--text", "prompts.safetensors", "--latent", "1,4,6"];
+    arguments.extend(engines);
+    arguments.extend(["--count", "3", "--baselines", "--json"]);
+    let report = json(&space.output(arguments));
+    // The engines asked for, either alone, the CPU on both cores, data-parallel.
+    assert_eq!(report["configurations"].as_array().map(Vec::len), Some(5), "{report:#}");
+    let restarts = report["processes"].as_array().unwrap().iter().map(|process| process["restarts"].as_u64());
+    assert!(restarts.eq([Some(0), Some(0)]), "{report:#}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `trefoil bench quality` and `trefoil bench decoder`.
+//! `trefoil bench video`, `trefoil bench quality` and `trefoil bench decoder`.
 
 mod common;
 
@@ -113,4 +113,146 @@ fn the_decoder_benchmark_says_what_is_wrong() {
         // A Python that ends without a word about versions.
         assert!(fails(&[&model, "--size", "64x64", "--python", "/bin/false"], 1).contains("it said nothing"));
     }
+}
+
+/// Two cores that this process may use.
+fn two_cores() -> bool {
+    let has_two = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
+    if !has_two {
+        eprintln!("skipped: this process may use one core only");
+    }
+    has_two
+}
+
+/// `bench video` on a small random model.
+fn bench_video(space: &Workspace, layers: &str, more: &[&str]) -> Value {
+    let mut arguments = vec!["bench", "video", "--layers", layers, "--tokens", "16", "--text-rows", "8", "--json"];
+    arguments.extend(more);
+    json(&space.output(arguments))
+}
+
+fn configuration<'v>(report: &'v Value, name: &str) -> &'v Value {
+    let rows = report["configurations"].as_array().unwrap();
+    rows.iter()
+        .find(|row| row["name"].as_str().is_some_and(|text| text.starts_with(name)))
+        .unwrap_or_else(|| panic!("no {name} in {report:#}"))
+}
+
+#[test]
+fn one_run_shows_rates_cuts_deadlines_and_weights() {
+    if !two_cores() {
+        return;
+    }
+    let space = Workspace::new();
+    let report = bench_video(&space, "2", &["--clips", "2", "--rounds", "1", "--decode", "1,4,4"]);
+    assert_eq!((report["blocks"].as_u64(), report["origin"].as_str()), (Some(12), Some("measured")));
+    // Table 1: all three rates, alone and together.
+    let table = &report["table1"];
+    for rate in table["engines"].as_array().unwrap() {
+        assert!(rate["solo_ms"]["median"].as_f64() > Some(0.0) && rate["corun_ms"]["median"].as_f64() > Some(0.0));
+    }
+    assert!(table["slowdown"].as_array().unwrap().iter().all(|slowdown| slowdown.as_f64() > Some(0.0)));
+    assert!(table["last_stage"]["solo_ms"]["median"].as_f64() > Some(0.0), "{table:#}");
+    assert!(table["last_stage"]["corun_ms"]["median"].as_f64() > Some(0.0), "{table:#}");
+    assert_eq!(table["last_stage"]["origin"], "measured");
+    // Table 5: every chooser's cut ran.
+    let cuts = report["cuts"]["table5"].as_array().unwrap();
+    let choosers: Vec<&str> = cuts.iter().map(|cut| cut["chooser"].as_str().unwrap()).collect();
+    assert_eq!(choosers, ["corun-rates", "solo-rates", "block-rates", "step-before", "step-after"]);
+    for cut in cuts {
+        let number = cut["cut"].as_u64().unwrap();
+        let row = configuration(&report, &format!("pipeline, cut {number}"));
+        assert_eq!((row["cut"].as_u64(), &row["ms_per_clip"]["median"]), (Some(number), &cut["measured_ms"]));
+        assert!(cut["predicted_ms"].as_f64() > Some(0.0) && cut["stages_ms"][1].as_f64() > Some(0.0), "{cut:#}");
+        let is_inside = (1..12).contains(&number);
+        assert_eq!(row["handoffs"].as_u64(), Some(if is_inside { 2 } else { 0 }), "{row:#}");
+        // The latent, and inside a step the hidden state: 16 tokens of 64 and 128 values.
+        let bytes = if number % 2 == 0 { 4096 } else { 4096 + 8192 };
+        assert_eq!(row["handoff_bytes"].as_u64(), Some(if is_inside { 2 * bytes } else { 0 }), "{row:#}");
+    }
+    let step = |index: usize| cuts[index]["cut"].as_u64().unwrap() % 2;
+    assert_eq!((step(3), step(4)), (0, 0));
+    for row in report["configurations"].as_array().unwrap() {
+        assert!(row["predicted_ms"].as_f64() > Some(0.0) && row["gain"].as_f64() > Some(0.0), "{row:#}");
+        let needs: Vec<f64> = row["needs"].as_array().unwrap().iter().map(|factor| factor.as_f64().unwrap()).collect();
+        assert!(needs[0] <= needs[1], "{row:#}");
+        for deadline in row["slo"].as_array().unwrap() {
+            let factor = deadline["factor"].as_f64().unwrap();
+            let all = if factor >= needs[1] { Some(1.0) } else { deadline["share"].as_f64() };
+            assert_eq!(deadline["share"].as_f64(), all, "{row:#}");
+        }
+        // One copy, except where each engine has its own.
+        let copies = if row["name"] == "data-parallel" { 2.0 } else { 1.0 };
+        let Some(memory) = row["memory"].as_object() else {
+            eprintln!("skipped: the kernel tells nothing about mappings");
+            continue;
+        };
+        let artefacts = memory["artefacts"].as_array().unwrap();
+        assert_eq!(artefacts.len() as f64, copies, "{row:#}");
+        let share = row["weights_over_artefact"].as_f64().unwrap();
+        assert!(share > copies - 0.5 && share <= copies * 1.05, "{row:#}");
+        assert!(artefacts.iter().all(|artefact| artefact["mappings"].as_u64() > Some(0)), "{row:#}");
+    }
+    let [first, second] =
+        [0, 1].map(|index| configuration(&report, "data-parallel")["memory"]["artefacts"][index]["inode"].as_u64());
+    assert!(first != second || first.is_none(), "two files");
+}
+
+#[test]
+fn engines_in_processes_share_one_copy_of_the_weights() {
+    if !two_cores() {
+        return;
+    }
+    let space = Workspace::new();
+    let report = bench_video(&space, "1", &["--clips", "2", "--rounds", "1", "--processes"]);
+    assert_eq!((report["processes"].as_bool(), report["weights"]["copies"].as_u64().is_some()), (Some(true), true));
+    let pipeline = configuration(&report, "pipeline");
+    let Some(memory) = pipeline["memory"].as_object() else {
+        eprintln!("skipped: the kernel tells nothing about mappings");
+        return;
+    };
+    let processes = memory["processes"].as_array().unwrap();
+    let names: Vec<&str> = processes.iter().map(|process| process["what"].as_str().unwrap()).collect();
+    assert_eq!(names[1..], ["cpu@0", "cpu@1"], "{pipeline:#}");
+    // Each process maps the one file; together they hold it once, though each has it resident.
+    let artefact = &memory["artefacts"][0];
+    let (all, once) = (artefact["resident_bytes"].as_u64().unwrap(), artefact["proportional_bytes"].as_u64().unwrap());
+    let size = artefact["bytes"].as_u64().unwrap();
+    assert!(once <= size + size / 20 && all > once + once / 2, "{pipeline:#}");
+    assert!(processes.iter().all(|process| process["resident"]["anonymous_bytes"].as_u64() > Some(0)));
+    let parallel = configuration(&report, "data-parallel");
+    assert!(parallel["weights_over_artefact"].as_f64() > Some(1.5), "{parallel:#}");
+}
+
+#[test]
+fn shaped_engines_keep_the_order_of_the_paper() {
+    if !two_cores() {
+        return;
+    }
+    let space = Workspace::new();
+    // The paper's 49-frame rates, a ten-thousandth of a second for a second and blocks ten times as long: a balance of its own, fast.
+    let engines = "cpu@0=12.633:13.255ms,cpu@1=3.352:3.163ms";
+    let flags =
+        ["--engines", engines, "--decoder-ms", "26.7", "--decoder-solo-ms", "30.8", "--clips", "4", "--rounds", "1"];
+    let report = bench_video(&space, "3", &flags);
+    assert_eq!((report["blocks"].as_u64(), report["origin"].as_str()), (Some(18), Some("emulated")));
+    let table = &report["table1"];
+    assert_eq!(table["last_stage"]["solo_ms"]["median"].as_f64(), Some(30.8));
+    assert_eq!(
+        (table["last_stage"]["origin"].as_str(), table["last_stage"]["corun_ms"]["median"].as_f64()),
+        (Some("emulated"), Some(26.7))
+    );
+    let ms = |name: &str| configuration(&report, name)["ms_per_clip"]["median"].as_f64().unwrap();
+    let cut = report["cuts"]["table5"][0]["cut"].as_u64().unwrap();
+    // 18 blocks: (18 · 3.163 + 26.7) / (13.255 + 3.163) is 5.1, with a little of the host.
+    assert!((4..=6).contains(&cut), "{cut}");
+    let (npu, gpu) = (ms("cpu@1=3.352:3.163ms alone"), ms("cpu@0=12.633:13.255ms alone"));
+    // A shaped engine is never faster than its rate, whatever else the machine does.
+    assert!(npu >= 18.0 * 3.352 + 30.8 - 0.5 && gpu >= 18.0 * 12.633 + 30.8 - 0.5, "{npu} {gpu}");
+    assert!(ms(&format!("pipeline, cut {cut}")) < npu && npu < gpu, "{report:#}");
+    assert!(report["verdict"].as_str().is_some_and(|verdict| verdict.contains("the rates predict")), "{report:#}");
+    let fails = |more: &[&str]| space.fails(["bench", "video"].into_iter().chain(more.iter().copied()), 2);
+    assert!(fails(&["--engines", engines, "--hetero-tensor-ms", "3"]).contains("an opencl engine"));
+    assert!(fails(&["--decoder-ms=-1"]).contains("--decoder-ms -1 is no time"));
+    assert!(space.usage(["bench", "video", "--decode", "1,4,4", "--decoder-ms", "3"]).contains("cannot be used with"));
 }

@@ -81,10 +81,13 @@ fn prompts_become_clips_a_sheet_and_a_job_that_goes_on() {
     let job: serde_json::Value = serde_json::from_slice(&fs::read(out.join("job.json")).unwrap()).unwrap();
     assert_eq!((job["clips"][1]["seed"].as_u64(), job["clips"][1]["done"]["frames"].as_u64()), (Some(6), Some(5)));
     assert!(job["clips"][1]["done"]["plan"] == "cpu@0" && job["settings"]["width"] == 32, "{job:#}");
+    assert_eq!(job["settings"]["path"], serde_json::json!(["w8a16"]), "the path that was found, where none was given");
 
     // What is there is not made again; what is missing or damaged is, alike, also on other engines.
     let again = arguments("out", &["--engines", "cpu@0", "--format", "gif", "--seed", "5"]);
     assert!(stdout(&space.output(&again)).contains("all 3 clips are there already"));
+    let named = [again.clone(), vec!["--path".to_owned(), "w8a16".to_owned()]].concat();
+    assert!(stdout(&space.output(&named)).contains("all 3 clips are there already"), "the same path by its name");
     fs::remove_file(out.join(files[1])).unwrap();
     fs::write(out.join(files[2]), b"cut").unwrap();
     fs::write(out.join(".trefoil-left"), b"half").unwrap();
@@ -105,7 +108,7 @@ fn prompts_become_clips_a_sheet_and_a_job_that_goes_on() {
     let gif = ["--format", "gif", "--seed", "5"];
     differs(&["--format", "png", "--seed", "5"], "its format is \"gif\", this one's is \"png\"");
     differs(&["--format", "gif"], "its clip 1 has seed 5, this one's has 0");
-    differs(&[&gif[..], &["--path", "w8a8"]].concat(), "path");
+    differs(&[&gif[..], &["--path", "w8a8"]].concat(), "its path is [\"w8a16\"], this one's is [\"w8a8\"]");
     fs::write(space.path("prompts.txt"), PROMPTS.replace("blue", "green")).unwrap();
     differs(&gif, "its prompt 2 is \"a blue square");
     fs::write(space.path("prompts.txt"), format!("{PROMPTS}a red square moves up over a dark background\n")).unwrap();
@@ -289,6 +292,111 @@ fn killed_workers_and_a_killed_program_leave_the_clips_of_an_undisturbed_run() {
         assert!(read("want") == read("got"), "{name} differs");
     }
     assert_eq!(names(&space.path("want")), names(&space.path("got")));
+}
+
+/// Twenty times `kill -9` of either worker at moments that were drawn (a hundred times with `TREFOIL_LONG_TESTS`): all ten clips are
+/// made, with the bits of an undisturbed run.
+#[test]
+fn twenty_kills_at_random_moments_leave_ten_clips_as_they_are() {
+    let Some(engines) = two_engines() else { return };
+    let wanted = if std::env::var_os("TREFOIL_LONG_TESTS").is_some() { 100 } else { 20 };
+    let space = workspace();
+    let model = model();
+    let clips_of = |folder: &str| -> Vec<String> {
+        let fixed = ["video", "stream", &model, "prompts.txt", "-o", folder, "--size", "96x96", "--frames", "9"];
+        let more = [
+            "--engines",
+            engines,
+            "--path",
+            "w8a8",
+            "--cut",
+            "17",
+            "--processes",
+            "--format",
+            "latents",
+            "--count",
+            "10",
+        ];
+        fixed.iter().chain(&more).chain(&["--json"]).map(|&argument| argument.to_owned()).collect()
+    };
+    space.run(clips_of("want"));
+    let read = |folder: &str| -> Vec<(String, Vec<u8>)> {
+        let files = names(&space.path(folder)).into_iter().filter(|name| name.ends_with(".safetensors"));
+        files.map(|name| (name.clone(), fs::read(space.path(folder).join(name)).unwrap())).collect()
+    };
+    let want = read("want");
+    assert_eq!(want.len(), 10);
+    let mut random = 0x2545_f491_u32;
+    let mut draw = move |below: u32| {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (random >> 8) % below
+    };
+    let (mut kills, mut streams, mut restarts) = (0, 0, 0);
+    while kills < wanted {
+        let folder = format!("got-{streams}");
+        let mut running = start(&space, &clips_of(&folder));
+        until(&|| children(running.id()).len() == 2 || running_is_over(&running));
+        while kills < wanted && running.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(u64::from(10 + draw(60))));
+            // Between two processes of one engine there is one child only.
+            let workers = children(running.id());
+            if let Some(worker) = workers.get(draw(2) as usize) {
+                signal("-KILL", &worker.to_string());
+                kills += 1;
+            }
+        }
+        let output = running.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let report = json(&output);
+        assert_eq!(report["finished"].as_u64(), Some(10), "{report:#}");
+        restarts +=
+            report["processes"].as_array().unwrap().iter().filter_map(|row| row["restarts"].as_u64()).sum::<u64>();
+        assert!(read(&folder) == want, "stream {streams}: the clips of an undisturbed run");
+        streams += 1;
+    }
+    // A worker that has nothing left to do is not started again, and one kill may hit a process that another killed already.
+    assert!(restarts * 3 >= kills && restarts <= kills, "{restarts} restarts of {kills} kills");
+    eprintln!("{kills} kills in {streams} streams of ten clips, {restarts} restarts");
+}
+
+#[test]
+fn faults_before_a_stream_are_one_line() {
+    let space = workspace();
+    let model = model();
+    space.run(["video", "pack", &model, "-o", "a.trefoil"]);
+    space.run(["video", "encode", &model, "prompts.txt", "-o", "t.safetensors"]);
+    let stream = ["video", "stream", "a.trefoil", "--text", "t.safetensors", "-o", "out"];
+    let fails = |more: &[&str], want: &str| {
+        let message = space.fails(stream.iter().chain(more), 2);
+        assert!(message.contains(want), "{message}");
+        let made = fs::read_dir(space.path("out")).into_iter().flatten().flatten();
+        let is_clip = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".safetensors");
+        assert_eq!(made.filter(is_clip).count(), 0, "{message}");
+    };
+    // Too little memory, with what asks for it.
+    fails(&["--latent", "512,2048,2048"], "of memory (weights ");
+    fails(&["--latent", "512,2048,2048", "--processes"], "are available; choose smaller or shorter clips");
+    // Scales of another schedule, stored into this artefact.
+    let packed = trefoil_video::Model::open(&space.path("a.trefoil")).unwrap();
+    let mut sampler = packed.sampler().clone();
+    sampler.timesteps[0] = 990.0;
+    let other = std::sync::Arc::new(packed.with_sampler(sampler).unwrap());
+    let (noise, text) = trefoil_video::rates::random_inputs(other.config(), [other.config().channels, 1, 4, 4], 8);
+    let cores = trefoil_video::engine::allowed_cores();
+    let kernels = std::sync::Arc::new(trefoil_kernels::Kernels::best(&cores[..1]).unwrap());
+    let clip = trefoil_video::CalibrationClip { noise: &noise, text: &text, negative: None };
+    let calibration = trefoil_video::Calibration::observe(&other, &kernels, &[clip], &mut |_, _| Ok(())).unwrap();
+    calibration.store(other.artefact().unwrap(), &space.path("a.trefoil")).unwrap();
+    for more in [&["--path", "w8a8"][..], &["--path", "w8a8", "--processes"]] {
+        fails(more, "it was made for timesteps [990.0,");
+    }
+    // Damage behind a header that is whole.
+    let mut bytes = fs::read(space.path("a.trefoil")).unwrap();
+    bytes[65_536 + 4000] ^= 0x10;
+    fs::write(space.path("a.trefoil"), &bytes).unwrap();
+    for more in [&[][..], &["--processes"]] {
+        fails(more, "a.trefoil is corrupted in section `region 0`");
+    }
 }
 
 fn running_is_over(child: &Child) -> bool {

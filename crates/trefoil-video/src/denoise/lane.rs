@@ -3,7 +3,7 @@
 use super::{Clip, ClipState};
 use crate::calibrate::Calibration;
 use crate::dit::Host;
-use crate::engine::{CpuEngine, Engine, EngineKind, EngineSpec, HeteroTensorEngine, OpenClEngine, ShapedEngine};
+use crate::engine::{CpuEngine, Engine, EngineKind, EngineSpec, HeteroTensorEngine, OpenClEngine, Shape, ShapedEngine};
 use crate::model::Model;
 use crate::schedule::Piece;
 use crate::tensors::Tensor;
@@ -79,9 +79,16 @@ impl Lane {
             Some(engine) => Lane::new(Box::new(engine), Host::new(kernels), Arc::clone(model)),
         };
         if let Some(shape) = spec.shape {
-            lane.engine = Box::new(ShapedEngine::new(spec.to_string(), lane.engine, shape));
+            lane = lane.shaped(spec.to_string(), shape);
         }
         Ok(lane)
+    }
+
+    /// The same lane with its engine slowed to a stated rate, under another name (emulated).
+    #[must_use]
+    pub fn shaped(mut self, name: String, shape: Shape) -> Lane {
+        self.engine = Box::new(ShapedEngine::new(name, self.engine, shape));
+        self
     }
 
     /// A CPU and an OpenCL engine as one that computes every block on both, column by column; see [`HeteroTensorEngine`]. Its host is on

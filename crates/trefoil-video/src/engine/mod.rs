@@ -11,7 +11,7 @@ mod spec;
 
 pub use cpu::CpuEngine;
 pub use opencl::{HeteroTensorEngine, OpenClEngine, WeightBuffers, choose_device, is_on_cores};
-pub use shaped::{Shape, ShapedEngine};
+pub use shaped::{Shape, ShapedEngine, stand_in};
 pub use spec::{EngineKind, EngineSpec, allowed_cores, parse_engines};
 
 use crate::denoise::Clip;
@@ -40,6 +40,11 @@ pub trait Engine: Send {
 
     /// Bytes that it holds beside weights and the state given to it (scratch, packed operands, a state of its own).
     fn scratch_bytes(&self) -> usize;
+
+    /// Exchanges between units inside the engine so far, and the bytes that crossed; none in an engine of one unit.
+    fn exchanges(&self) -> (usize, usize) {
+        (0, 0)
+    }
 
     /// What a reader of its results should know about where they come from, such as the device.
     fn notes(&self) -> Vec<String> {

@@ -62,6 +62,14 @@ fn wait_until(deadline: Instant) {
     }
 }
 
+/// Stands in for work of an engine that is not blocks, such as decoding on hardware that is absent: takes `time`, and to a shaped engine it is
+/// as if another one were in a block. What it makes of a measurement is **emulated**.
+pub fn stand_in(time: Duration) {
+    let deadline = Instant::now() + time;
+    let (_busy, _) = Busy::enter();
+    wait_until(deadline);
+}
+
 impl Engine for ShapedEngine {
     fn name(&self) -> &str {
         &self.name
@@ -89,6 +97,10 @@ impl Engine for ShapedEngine {
 
     fn scratch_bytes(&self) -> usize {
         self.inner.scratch_bytes()
+    }
+
+    fn exchanges(&self) -> (usize, usize) {
+        self.inner.exchanges()
     }
 
     fn notes(&self) -> Vec<String> {

@@ -23,11 +23,21 @@ pub(super) fn receive<Message: DeserializeOwned>(mut socket: &UnixStream) -> io:
     socket.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length);
     if length > MAX_MESSAGE {
-        return Err(io::Error::other(format!("a message of {length} bytes is no message of this program")));
+        return Err(unreadable(format!("a message of {length} bytes is no message of this program")));
     }
     let mut text = vec![0u8; length as usize];
     socket.read_exact(&mut text)?;
-    serde_json::from_slice(&text).map_err(|error| io::Error::other(format!("a message cannot be read ({error})")))
+    serde_json::from_slice(&text).map_err(|error| unreadable(format!("a message cannot be read ({error})")))
+}
+
+fn unreadable(reason: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
+/// What to say where somebody else speaks on the socket; `None` where nobody does any more.
+pub(super) fn foreign(error: &io::Error) -> Option<String> {
+    let is_foreign = error.kind() == io::ErrorKind::InvalidData;
+    is_foreign.then(|| format!("somebody else than its owner speaks on its socket: {error}"))
 }
 
 #[cfg(test)]
@@ -41,6 +51,9 @@ mod tests {
         assert_eq!(receive::<Vec<u32>>(&theirs).unwrap(), [1, 2, 3]);
         (&ours).write_all(&u32::MAX.to_le_bytes()).unwrap();
         assert!(receive::<Vec<u32>>(&theirs).unwrap_err().to_string().contains("no message of this program"));
+        send(&ours, &"words").unwrap();
+        let error = receive::<Vec<u32>>(&theirs).unwrap_err();
+        assert!(foreign(&error).unwrap().contains("speaks on its socket: a message cannot be read"));
         drop(ours);
         assert_eq!(receive::<Vec<u32>>(&theirs).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

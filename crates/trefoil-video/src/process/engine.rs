@@ -5,7 +5,9 @@
 //! piece, which another process then computes from the same state, with the same result.
 
 use super::channel::{receive, send};
-use super::owner::{Failure, SHARING, SharedModel, WorkerCommand, died, failed, sharing, start};
+use super::owner::{
+    Failure, SHARING, SharedModel, Started, WorkerCommand, described, died, ended, failed, sharing, start,
+};
 use super::worker::refuse;
 use super::{Order, Reply, unexpected};
 use crate::denoise::{Clip, Lane};
@@ -16,11 +18,8 @@ use crate::schedule::Piece;
 use crate::{NumericPath, VideoError};
 use serde::Serialize;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use trefoil_kernels::Kernels;
 use trefoil_weights::Region;
 use trefoil_weights::region::RegionKind;
@@ -66,36 +65,23 @@ pub struct ProcessEngine {
     path: NumericPath,
     shared: Arc<SharedModel>,
     running: Option<Running>,
+    notes: Vec<String>,
     status: Arc<ProcessStatus>,
 }
 
 /// A process that is set up.
 #[derive(Debug)]
 struct Running {
-    child: Child,
-    socket: UnixStream,
+    process: Started,
     /// The clip it knows: its serial number, and the region with hidden state and conditions.
     clip: Option<(u64, Region)>,
-}
-
-impl Running {
-    /// How it ended; `None` where it did not, although its socket is closed. A socket closes a moment before its process is gone.
-    fn status(&mut self) -> Option<ExitStatus> {
-        for _ in 0..100 {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Some(status);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        None
-    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         // It may be gone already; then there is only its exit status to collect.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.process.child.kill();
+        let _ = self.process.child.wait();
     }
 }
 
@@ -117,6 +103,7 @@ impl ProcessEngine {
             path,
             shared: Arc::clone(shared),
             running: None,
+            notes: Vec::new(),
             status: Arc::new(ProcessStatus::default()),
         };
         match engine.running() {
@@ -158,9 +145,10 @@ impl ProcessEngine {
         let running = if let Some(running) = self.running.take() {
             running
         } else {
-            let (child, socket) = start(&self.command, &self.engine, self.path, &self.shared, None)?;
-            self.status.pid.store(child.id(), Ordering::Release);
-            Running { child, socket, clip: None }
+            let process = start(&self.command, &self.engine, self.path, &self.shared, None)?;
+            self.status.pid.store(process.child.id(), Ordering::Release);
+            self.notes.clone_from(&process.notes);
+            Running { process, clip: None }
         };
         Ok(self.running.insert(running))
     }
@@ -172,9 +160,10 @@ impl ProcessEngine {
             // The old clip's memory goes before the new one's comes.
             running.clip = None;
             let region = region_of(clip, hidden.len()).map_err(Failure::Refused)?;
-            send(&running.socket, &Order::Clip(clip.outline())).map_err(died)?;
-            offer(&running.socket, [0; 32], std::slice::from_ref(&region), SHARING).map_err(sharing)?;
-            answer(&engine, &running.socket, &Reply::Ready)?;
+            let socket = &running.process.socket;
+            send(socket, &Order::Clip(clip.outline())).map_err(died)?;
+            offer(socket, [0; 32], std::slice::from_ref(&region), SHARING).map_err(sharing)?;
+            answer(&engine, socket, &Reply::Taken)?;
             running.clip = Some((clip.serial(), region));
         }
         let Some((_, region)) = &running.clip else {
@@ -182,16 +171,16 @@ impl ProcessEngine {
         };
         region.write_at(0, bytes_of(hidden)).map_err(refused)?;
         let (first, end) = (piece.blocks.start, piece.blocks.end);
-        send(&running.socket, &Order::Blocks { step: piece.step, branch: piece.branch, first, end }).map_err(died)?;
-        answer(&engine, &running.socket, &Reply::Ran)?;
+        let socket = &running.process.socket;
+        send(socket, &Order::Blocks { step: piece.step, branch: piece.branch, first, end }).map_err(died)?;
+        answer(&engine, socket, &Reply::Ran)?;
         region.read_at(0, bytes_of_mut(hidden)).map_err(refused)
     }
 
     /// Ends the process and writes down why; returns the reason.
     fn bury(&mut self, noticed: String) -> String {
         self.status.pid.store(0, Ordering::Release);
-        let status = self.running.take().and_then(|mut running| running.status());
-        // One that died while it was set up is found dead by its socket alone.
+        let status = self.running.take().and_then(|mut running| ended(&mut running.process.child));
         let reason = status.map_or(noticed, described);
         let death = Death { engine: self.engine.clone(), reason: reason.clone() };
         self.status.deaths.lock().unwrap_or_else(PoisonError::into_inner).push(death);
@@ -238,6 +227,10 @@ impl Engine for ProcessEngine {
         // Its scratch is the other process's; here it holds the region.
         self.running.as_ref().and_then(|running| running.clip.as_ref()).map_or(0, |(_, region)| region.len())
     }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
 }
 
 fn refused(error: trefoil_weights::WeightsError) -> Failure {
@@ -247,18 +240,9 @@ fn refused(error: trefoil_weights::WeightsError) -> Failure {
 /// Waits for one reply.
 fn answer(engine: &str, socket: &UnixStream, wanted: &Reply) -> Result<(), Failure> {
     match (receive(socket).map_err(died)?, wanted) {
-        (Reply::Ready, Reply::Ready) | (Reply::Ran, Reply::Ran) => Ok(()),
+        (Reply::Taken, Reply::Taken) | (Reply::Ran, Reply::Ran) => Ok(()),
         (Reply::Failed { message }, _) => Err(failed(engine, message)),
         (other, _) => Err(Failure::Refused(unexpected(engine, &format!("{other:?}")))),
-    }
-}
-
-/// `killed by signal 9`, `exit code 3`.
-fn described(status: ExitStatus) -> String {
-    match (status.signal(), status.code()) {
-        (Some(signal), _) => format!("killed by signal {signal}"),
-        (None, Some(code)) => format!("exit code {code}"),
-        (None, None) => "no exit status".to_string(),
     }
 }
 
@@ -291,9 +275,12 @@ pub(super) enum Stopped {
 }
 
 impl From<std::io::Error> for Stopped {
-    fn from(_: std::io::Error) -> Stopped {
-        // Nobody is left to be told what went wrong with the socket.
-        Stopped::OwnerGone
+    fn from(error: std::io::Error) -> Stopped {
+        match super::channel::foreign(&error) {
+            Some(reason) => Stopped::Failed(refuse(&reason)),
+            // Nobody is left to be told what went wrong with the socket.
+            None => Stopped::OwnerGone,
+        }
     }
 }
 
@@ -307,7 +294,7 @@ impl From<VideoError> for Stopped {
 pub(super) fn serve(socket: &UnixStream, lane: &mut Lane) -> Result<(), Stopped> {
     let model = Arc::clone(lane.model());
     let mut known: Option<(Clip, Region, usize)> = None;
-    send(socket, &Reply::Ready)?;
+    send(socket, &Reply::Ready { notes: lane.engine().notes() })?;
     loop {
         match receive(socket)? {
             Order::Clip(outline) => {
@@ -331,7 +318,7 @@ pub(super) fn serve(socket: &UnixStream, lane: &mut Lane) -> Result<(), Stopped>
                     Ok(values)
                 })?;
                 known = Some((clip, region, hidden));
-                send(socket, &Reply::Ready)?;
+                send(socket, &Reply::Taken)?;
             }
             Order::Blocks { step, branch, first, end } => {
                 let Some((clip, region, len)) = &known else { return Err(refuse("blocks of no clip").into()) };

@@ -6,10 +6,10 @@
 //!
 //! | owner → worker | worker → owner |
 //! |---|---|
-//! | `setup`: engine, path, artefacts, sampler, scales, sizes | `ready`, or `failed` with a line |
+//! | `setup`: engine, path, artefacts, sampler, scales, sizes | `ready` with notes, or `failed` with a line |
 //! | `run`: which state, from which execution to which | `blocks` and `step` as it goes, then `done` |
 //!
-//! | `clip`: a clip's conditions, as a region | `ready` |
+//! | `clip`: a clip's conditions, as a region | `taken` |
 //! | `blocks`: which | `ran`, the hidden state changed in place |
 //!
 //! A worker **carries a clip** (`run`: host work included, [`denoise_in_workers`]) or **is an engine** (`clip` and `blocks`:
@@ -37,7 +37,7 @@ use slot::{SlotLayout, StateMark};
 use std::path::PathBuf;
 
 /// Version of the messages; both sides are the same program.
-const PROTOCOL: u32 = 2;
+const PROTOCOL: u32 = 3;
 
 /// What a worker must know before it runs anything.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -82,12 +82,25 @@ enum Order {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Reply {
-    Ready,
-    Blocks { done: usize, ms: f64 },
-    Step { step: usize },
-    Done { mark: StateMark },
+    /// It is set up; what a reader of its results should know.
+    Ready {
+        notes: Vec<String>,
+    },
+    Taken,
+    Blocks {
+        done: usize,
+        ms: f64,
+    },
+    Step {
+        step: usize,
+    },
+    Done {
+        mark: StateMark,
+    },
     Ran,
-    Failed { message: String },
+    Failed {
+        message: String,
+    },
 }
 
 /// A message that the other side should not have sent.

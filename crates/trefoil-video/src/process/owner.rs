@@ -14,9 +14,9 @@ use crate::{NumericPath, VideoError};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use trefoil_weights::region::{RegionKind, load_regions};
@@ -208,9 +208,17 @@ pub struct Worker {
     engine: String,
     path: NumericPath,
     setup: Arc<WorkerSetup>,
-    child: Child,
-    socket: UnixStream,
+    started: Started,
     restarts: u32,
+}
+
+/// A process that is set up.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) child: Child,
+    pub(super) socket: UnixStream,
+    /// What a reader of its results should know.
+    pub(super) notes: Vec<String>,
 }
 
 /// Why a run did not end.
@@ -233,9 +241,9 @@ impl Worker {
         setup: &Arc<WorkerSetup>,
     ) -> Result<Worker, VideoError> {
         let engine = spec.to_string();
-        let (child, socket) = start(command, &engine, path, &setup.shared, Some(&setup.slot))
+        let started = start(command, &engine, path, &setup.shared, Some(&setup.slot))
             .map_err(|failure| failure.into_error(&engine))?;
-        Ok(Worker { command: command.clone(), engine, path, setup: Arc::clone(setup), child, socket, restarts: 0 })
+        Ok(Worker { command: command.clone(), engine, path, setup: Arc::clone(setup), started, restarts: 0 })
     }
 
     /// Its engine.
@@ -245,7 +253,12 @@ impl Worker {
 
     /// Its process, as long as it lives.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.started.child.id()
+    }
+
+    /// What a reader of its results should know, such as its device.
+    pub fn notes(&self) -> &[String] {
+        &self.started.notes
     }
 
     /// How often it was started again.
@@ -261,26 +274,32 @@ impl Worker {
         until: usize,
         watch: &mut dyn FnMut(&WorkerEvent<'_>) -> Result<(), VideoError>,
     ) -> Result<StateMark, VideoError> {
+        // Why there is no process that could be given the order.
+        let mut dead: Option<String> = None;
+        let mut reason = String::new();
         for _ in 0..=MOST_RESTARTS {
-            let reason = match self.attempt(state, mark, until, watch) {
-                Ok(mark) => return Ok(mark),
-                Err(Failure::Refused(error)) => return Err(error),
-                Err(Failure::Died(reason)) => reason,
+            reason = match dead.take() {
+                Some(reason) => reason,
+                None => match self.attempt(state, mark, until, watch) {
+                    Ok(mark) => return Ok(mark),
+                    Err(Failure::Refused(error)) => return Err(error),
+                    Err(Failure::Died(noticed)) => ended(&mut self.started.child).map_or(noticed, described),
+                },
             };
-            watch(&WorkerEvent::Died { engine: &self.engine, reason })?;
+            watch(&WorkerEvent::Died { engine: &self.engine, reason: reason.clone() })?;
             self.end();
             self.restarts += 1;
             match start(&self.command, &self.engine, self.path, &self.setup.shared, Some(&self.setup.slot)) {
-                Ok((child, socket)) => (self.child, self.socket) = (child, socket),
+                Ok(started) => self.started = started,
                 // It may be killed again while it starts.
-                Err(Failure::Died(_)) => {}
+                Err(Failure::Died(reason)) => dead = Some(reason),
                 Err(Failure::Refused(error)) => return Err(error),
             }
         }
         Err(VideoError::Engine {
             engine: self.engine.clone(),
             reason: format!(
-                "its process died {MOST_RESTARTS} times in a row; look at the system's log for who kills it"
+                "its process died {MOST_RESTARTS} times in a row ({reason}); the system's log says who kills it, too little memory is the usual reason"
             ),
         })
     }
@@ -292,15 +311,15 @@ impl Worker {
         until: usize,
         watch: &mut dyn FnMut(&WorkerEvent<'_>) -> Result<(), VideoError>,
     ) -> Result<StateMark, Failure> {
-        let pid = self.child.id();
-        send(&self.socket, &Order::Run { state, mark, until }).map_err(died)?;
+        let (pid, socket) = (self.started.child.id(), &self.started.socket);
+        send(socket, &Order::Run { state, mark, until }).map_err(died)?;
         loop {
-            let event = match receive(&self.socket).map_err(died)? {
+            let event = match receive(socket).map_err(died)? {
                 Reply::Blocks { done, ms } => WorkerEvent::Blocks { engine: &self.engine, pid, done, ms },
                 Reply::Step { step } => WorkerEvent::Step { step },
                 Reply::Done { mark } => return Ok(mark),
                 Reply::Failed { message } => return Err(failed(&self.engine, message)),
-                Reply::Ready | Reply::Ran => {
+                Reply::Ready { .. } | Reply::Taken | Reply::Ran => {
                     return Err(Failure::Refused(unexpected(&self.engine, "another kind of order")));
                 }
             };
@@ -310,8 +329,8 @@ impl Worker {
 
     fn end(&mut self) {
         // It may be gone already; then there is only its exit status to collect.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.started.child.kill();
+        let _ = self.started.child.wait();
     }
 }
 
@@ -362,7 +381,7 @@ pub(super) fn start(
     path: NumericPath,
     shared: &SharedModel,
     slot: Option<&Slot>,
-) -> Result<(Child, UnixStream), Failure> {
+) -> Result<Started, Failure> {
     let (ours, theirs) = UnixStream::pair().map_err(died)?;
     let mut child = Command::new(&command.program)
         .args(&command.arguments)
@@ -374,22 +393,45 @@ pub(super) fn start(
         .map_err(|source| {
             Failure::Refused(VideoError::Io { action: "start", path: command.program.clone(), source })
         })?;
-    let ready = introduce(&ours, engine, path, shared, slot);
-    if ready.is_err() {
-        let _ = child.kill();
-        let _ = child.wait();
-    }
-    ready.map(|()| (child, ours))
+    let failure = match introduce(&ours, engine, path, shared, slot) {
+        Ok(notes) => return Ok(Started { child, socket: ours, notes }),
+        // All that its socket tells is that nobody is there; the system knows why.
+        Err(Failure::Died(noticed)) => Failure::Died(ended(&mut child).map_or(noticed, described)),
+        Err(refused) => refused,
+    };
+    let _ = child.kill();
+    let _ = child.wait();
+    Err(failure)
 }
 
-/// Setup message, descriptors, and the worker's answer.
+/// How a process ended; `None` where it did not, although its socket is closed. A socket closes a moment before its process is gone.
+pub(super) fn ended(child: &mut Child) -> Option<ExitStatus> {
+    for _ in 0..100 {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    None
+}
+
+/// `killed by signal 9`, `exit code 3`.
+pub(super) fn described(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("killed by signal {signal}"),
+        (None, Some(code)) => format!("exit code {code}"),
+        (None, None) => "no exit status".to_string(),
+    }
+}
+
+/// Setup message, descriptors, and the worker's answer: what a reader of its results should know.
 fn introduce(
     socket: &UnixStream,
     engine: &str,
     path: NumericPath,
     shared: &SharedModel,
     slot: Option<&Slot>,
-) -> Result<(), Failure> {
+) -> Result<Vec<String>, Failure> {
     let message = Setup {
         protocol: PROTOCOL,
         engine: engine.to_string(),
@@ -408,7 +450,7 @@ fn introduce(
         offer(socket, [0; 32], std::slice::from_ref(slot.region()), SHARING).map_err(sharing)?;
     }
     match receive(socket).map_err(died)? {
-        Reply::Ready => Ok(()),
+        Reply::Ready { notes } => Ok(notes),
         Reply::Failed { message } => Err(failed(engine, message)),
         _ => Err(Failure::Refused(unexpected(engine, "an order that it never got"))),
     }

@@ -10,7 +10,7 @@ use crate::model::Model;
 use crate::pack::open_reference;
 use crate::{NumericPath, VideoError};
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ pub(super) const SHARING: Duration = Duration::from_mins(1);
 
 /// Body of a worker process; its standard input is the socket to the owner.
 pub fn worker_main() -> ExitCode {
-    let socket = match io::stdin().as_fd().try_clone_to_owned() {
-        Ok(descriptor) => UnixStream::from(descriptor),
+    let socket = match socket_of(io::stdin().as_fd()) {
+        Ok(socket) => socket,
         Err(error) => {
             eprintln!("error: a video worker is started by trefoil itself ({error})");
             return ExitCode::FAILURE;
@@ -42,6 +42,15 @@ pub fn worker_main() -> ExitCode {
     }
 }
 
+/// The socket that an owner leaves as standard input.
+fn socket_of(input: BorrowedFd<'_>) -> io::Result<UnixStream> {
+    let about = rustix::fs::fstat(input)?;
+    if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::Socket {
+        return Err(io::Error::other("its standard input is no socket"));
+    }
+    Ok(UnixStream::from(input.try_clone_to_owned()?))
+}
+
 /// Why a worker ends.
 enum Ended {
     OwnerGone,
@@ -49,9 +58,12 @@ enum Ended {
 }
 
 impl From<io::Error> for Ended {
-    fn from(_: io::Error) -> Ended {
-        // Nobody is left to be told what went wrong with the socket.
-        Ended::OwnerGone
+    fn from(error: io::Error) -> Ended {
+        match super::channel::foreign(&error) {
+            Some(reason) => Ended::Failed(refuse(&reason)),
+            // Nobody is left to be told what went wrong with the socket.
+            None => Ended::OwnerGone,
+        }
     }
 }
 
@@ -84,7 +96,7 @@ fn carry(socket: &UnixStream, lane: &mut Lane, slot: &Slot) -> Result<(), Ended>
     let (noise, text, negative) = (slot.noise()?, slot.text(0)?, slot.text(1)?);
     let text = text.ok_or_else(|| refuse("the clip has no text"))?;
     let clip = Clip::new(lane.host_mut(), &model, &noise, &text, negative.as_ref())?;
-    send(socket, &Reply::Ready)?;
+    send(socket, &Reply::Ready { notes: lane.engine().notes() })?;
     loop {
         let Order::Run { state, mark, until } = receive(socket)? else {
             return Err(refuse("the owner gave an order of another kind of worker").into());

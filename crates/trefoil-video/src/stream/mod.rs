@@ -6,9 +6,11 @@
 //! clip that was finished, and its report.
 
 mod last_stage;
+mod parallel;
 mod report;
 
 pub use last_stage::{LastStageRate, measure_last_stage, time_decoding};
+pub use parallel::{LastStageOn, run_data_parallel, run_data_parallel_with};
 pub use report::{ClipReport, Span, StreamReport, Work};
 
 use crate::VideoError;
@@ -272,63 +274,6 @@ fn suffixes(
         record.finish(&flight, 1, finish)?;
     }
     Ok(())
-}
-
-/// Data-parallel baseline: every lane makes whole clips from one queue, each with a working set of its own. Spans and clips are those of
-/// [`run_stream`]; a clip's cut is B.
-///
-/// # Errors
-/// The first error of a lane, of `finish` or of `watch`.
-pub fn run_data_parallel(
-    lanes: &mut [Lane],
-    items: impl Iterator<Item = StreamItem> + Send,
-    finish: &(dyn Fn(usize, &Clip, &ClipState) -> Result<(), VideoError> + Sync),
-    watch: &Watch<'_>,
-) -> Result<StreamReport, VideoError> {
-    run_data_parallel_with(lanes, items, &|done| finish(done.number, done.clip, done.state), watch)
-}
-
-/// As [`run_data_parallel`], with a last stage that knows its lane.
-///
-/// # Errors
-/// As there.
-pub fn run_data_parallel_with(
-    lanes: &mut [Lane],
-    items: impl Iterator<Item = StreamItem> + Send,
-    finish: &(dyn Fn(&Denoised<'_>) -> Result<(), VideoError> + Sync),
-    watch: &Watch<'_>,
-) -> Result<StreamReport, VideoError> {
-    let record = Record::new(lanes);
-    let queue = Mutex::new(items);
-    let outcomes: Vec<Result<(), VideoError>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = lanes
-            .iter_mut()
-            .enumerate()
-            .map(|(number, lane)| {
-                let (queue, record) = (&queue, &record);
-                scope.spawn(move || -> Result<(), VideoError> {
-                    loop {
-                        // A poisoned queue means that another lane panicked; its join reports that.
-                        let Some(item) = queue.lock().ok().and_then(|mut queue| queue.next()) else { return Ok(()) };
-                        let begun = record.now();
-                        let mut flight = begin(lane, &item, begun)?;
-                        flight.cut = flight.clip.trajectory().blocks();
-                        let blocks = flight.cut;
-                        record.report(|report| report.blocks = blocks);
-                        lane.run(&flight.clip, &mut flight.state, blocks, &mut |event| watch(item.number, event))?;
-                        record.span(item.number, number, Work::Blocks, begun, blocks);
-                        record.finish(&flight, number, &mut |done: &Denoised<'_>| finish(done))?;
-                    }
-                })
-            })
-            .collect();
-        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked()))).collect()
-    });
-    outcomes.into_iter().collect::<Result<(), _>>()?;
-    let mut report = record.report.into_inner().unwrap_or_else(PoisonError::into_inner);
-    report.clips.sort_by(|a, b| a.end_ms.total_cmp(&b.end_ms));
-    report.summarise();
-    Ok(report)
 }
 
 fn panicked() -> VideoError {

@@ -216,6 +216,9 @@ pub struct RatesArgs {
     /// Block executions timed per engine and condition
     #[arg(long, default_value_t = 10)]
     pub samples: usize,
+    /// Measure each engine in a process of its own, as `stream --processes` runs it
+    #[arg(long)]
+    pub processes: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -246,12 +249,21 @@ pub struct BenchVideoArgs {
     /// Numeric path: one for both engines or one each
     #[arg(long, value_name = "PATH[,PATH]", default_value = "w8a8", value_delimiter = ',')]
     pub path: Vec<NumericPath>,
+    /// End every clip with the VAE decoder of the released widths (random weights) on a latent of this size, frames,height,width
+    #[arg(long, value_name = "F,H,W", conflicts_with_all = ["decoder_ms", "decoder_solo_ms"])]
+    pub decode: Option<LatentArg>,
     /// Stand-in for the decoder: the engine that ends a clip waits this long (emulated)
     #[arg(long, value_name = "MS", default_value_t = 0.0)]
     pub decoder_ms: f64,
     /// The same where one engine runs alone; as --decoder-ms by default
     #[arg(long, value_name = "MS")]
     pub decoder_solo_ms: Option<f64>,
+    /// With shaped engines: what a block takes that both compute together, column by column (emulated); left out without it
+    #[arg(long, value_name = "MS")]
+    pub hetero_tensor_ms: Option<f64>,
+    /// Run each engine in a process of its own; the table of weights then has all their pages
+    #[arg(long)]
+    pub processes: bool,
     /// Clips of each configuration in a round
     #[arg(long, default_value_t = 4)]
     pub clips: usize,

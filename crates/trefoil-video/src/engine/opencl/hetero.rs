@@ -135,6 +135,10 @@ impl Engine for HeteroTensorEngine {
         self.blocks.bytes() + self.device.scratch_bytes() + self.conditions.bytes()
     }
 
+    fn exchanges(&self) -> (usize, usize) {
+        HeteroTensorEngine::exchanges(self)
+    }
+
     fn notes(&self) -> Vec<String> {
         self.notes.clone()
     }

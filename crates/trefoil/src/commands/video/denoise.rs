@@ -25,7 +25,8 @@ pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
     check_distinct(&[Some(&args.output)], &files)?;
     let (noise, text) = (args.clip.noise.read()?, args.clip.text.read()?);
     let negative = args.clip.negative.as_ref().map(TensorPath::read).transpose()?;
-    let mut open = lanes::open(&args.artefact, &args.engines, (&noise, &text, negative.as_ref()))?;
+    let inputs = (&noise, &text, negative.as_ref());
+    let mut open = lanes::open_in(&args.artefact, &args.engines, inputs, args.processes)?;
     let model = open.lanes[0].model().clone();
     let start = Instant::now();
     let clip = Clip::new(open.lanes[0].host_mut(), &model, &noise, &text, negative.as_ref())?;
@@ -35,6 +36,7 @@ pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
     let bar = block_bar(args.json);
     bar.set_length(clip.trajectory().blocks() as u64);
     let (report, latents) = if args.processes {
+        // Other processes than those that were timed: these carry the whole clip, the host's work included.
         drop(clip);
         open.lanes.clear();
         in_processes(args, &mut open, (&noise, &text, negative.as_ref()), cut, &bar)?

@@ -68,6 +68,8 @@ pub struct Models {
     packed: Arc<Model>,
     reference: Option<Arc<Model>>,
     calibration: Option<Arc<Calibration>>,
+    /// Where engines are processes of their own: how one is started, and what it is given.
+    workers: Option<(WorkerCommand, Arc<SharedModel>)>,
 }
 
 impl Models {
@@ -81,9 +83,37 @@ impl Models {
         self.calibration.as_ref()
     }
 
-    /// An engine on a path.
+    /// An engine on a path, in this process or in one of its own.
     pub fn lane(&self, spec: &EngineSpec, path: NumericPath) -> Result<Lane, VideoError> {
-        Lane::open(spec, self.of(path), path, self.calibration.as_ref())
+        Ok(self.start(spec, path)?.0)
+    }
+
+    /// As [`Models::lane`], with what others may know of its process where it has one.
+    pub fn start(
+        &self,
+        spec: &EngineSpec,
+        path: NumericPath,
+    ) -> Result<(Lane, Option<Arc<ProcessStatus>>), VideoError> {
+        match &self.workers {
+            None => Ok((Lane::open(spec, self.of(path), path, self.calibration.as_ref())?, None)),
+            Some((command, shared)) => {
+                let (lane, status) = ProcessEngine::lane(command, spec, path, shared, self.of(path))?;
+                Ok((lane, Some(status)))
+            }
+        }
+    }
+
+    /// The same with the weights of another artefact with the same contents: a copy that has its own pages.
+    pub fn with_artefact(&self, artefact: &Path) -> Result<Models, CliError> {
+        let packed = Arc::new(open_verified(artefact)?);
+        let workers = match &self.workers {
+            None => None,
+            Some((command, _)) => {
+                let shared = SharedModel::new(&packed, None, self.calibration.clone())?;
+                Some((command.clone(), Arc::new(shared)))
+            }
+        };
+        Ok(Models { packed, reference: self.reference.clone(), calibration: self.calibration.clone(), workers })
     }
 
     /// The weights that a path computes with.
@@ -109,7 +139,8 @@ pub fn open(
     open_in(artefact, args, clip, false)
 }
 
-/// Opens the engines of `args`, in processes of their own where that is asked for. Where `w8a8` is asked for and the artefact has no activation scales, they are found on the clip
+/// Opens the engines of `args`, in processes of their own where that is asked for; this process then opens none of them, as two engines may
+/// be what one process cannot have (PoCL on different cores). Where `w8a8` is asked for and the artefact has no activation scales, they are found on the clip
 /// itself and said so.
 pub fn open_in(
     artefact: &Path,
@@ -118,20 +149,7 @@ pub fn open_in(
     in_processes: bool,
 ) -> Result<OpenLanes, CliError> {
     let specs = parse_engines(&args.engines)?;
-    let paths = match args.path.as_slice() {
-        // The path that all of them have.
-        [] if specs.iter().any(|spec| spec.kind == EngineKind::OpenCl) => vec![NumericPath::W8a8; specs.len()],
-        [] => vec![NumericPath::W8a16; specs.len()],
-        [one] => vec![*one; specs.len()],
-        each if each.len() == specs.len() => each.to_vec(),
-        each => {
-            return Err(CliError::Usage(format!(
-                "{} paths for {} engines; give one for all or one each",
-                each.len(),
-                specs.len()
-            )));
-        }
-    };
+    let paths = resolve_paths(&specs, &args.path)?;
     let packed = Arc::new(open_model(artefact, &args.second)?);
     let mut notes = Vec::new();
     let reference = if paths.contains(&NumericPath::F32) {
@@ -144,26 +162,37 @@ pub fn open_in(
     } else {
         None
     };
-    let models = Models { packed, reference, calibration };
-    let mut open = OpenLanes { lanes: Vec::new(), specs, paths, models, processes: Vec::new(), notes };
-    if in_processes {
-        let models = &open.models;
-        let calibration = models.calibration().map(Arc::clone);
-        let shared = Arc::new(SharedModel::new(models.packed(), args.checkpoint.clone(), calibration)?);
-        let command = WorkerCommand::this_program(&["video-worker"])?;
-        for (spec, &path) in open.specs.iter().zip(&open.paths) {
-            let (lane, status) = ProcessEngine::lane(&command, spec, path, &shared, models.of(path))?;
-            open.lanes.push(lane);
-            open.processes.push(status);
-        }
+    let workers = if in_processes {
+        let shared = SharedModel::new(&packed, args.checkpoint.clone(), calibration.as_ref().map(Arc::clone))?;
+        Some((WorkerCommand::this_program(&["video-worker"])?, Arc::new(shared)))
     } else {
-        for (spec, &path) in open.specs.iter().zip(&open.paths) {
-            open.lanes.push(open.models.lane(spec, path)?);
-        }
+        None
+    };
+    let models = Models { packed, reference, calibration, workers };
+    let mut open = OpenLanes { lanes: Vec::new(), specs, paths, models, processes: Vec::new(), notes };
+    for (spec, &path) in open.specs.iter().zip(&open.paths) {
+        let (lane, status) = open.models.start(spec, path)?;
+        open.lanes.push(lane);
+        open.processes.extend(status);
     }
     let told: Vec<String> = open.lanes.iter().flat_map(|lane| lane.engine().notes()).collect();
     open.notes.extend(told);
     Ok(open)
+}
+
+/// The path of each engine: as given, one for all or one each; without any the one that all of them have.
+pub fn resolve_paths(specs: &[EngineSpec], given: &[NumericPath]) -> Result<Vec<NumericPath>, CliError> {
+    match given {
+        [] if specs.iter().any(|spec| spec.kind == EngineKind::OpenCl) => Ok(vec![NumericPath::W8a8; specs.len()]),
+        [] => Ok(vec![NumericPath::W8a16; specs.len()]),
+        [one] => Ok(vec![*one; specs.len()]),
+        each if each.len() == specs.len() => Ok(each.to_vec()),
+        each => Err(CliError::Usage(format!(
+            "{} paths for {} engines; give one for all or one each",
+            each.len(),
+            specs.len()
+        ))),
+    }
 }
 
 /// The artefact's activation scales, or those of this clip, which is then said.

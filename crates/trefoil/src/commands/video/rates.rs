@@ -30,7 +30,8 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
     let (noise, text) = random_inputs(model.config(), shape, args.text_rows);
     let negative = (model.sampler().branches() > 1).then(|| text.clone());
     drop(model);
-    let mut open = lanes::open(&args.artefact, &args.engines, (&noise, &text, negative.as_ref()))?;
+    let inputs = (&noise, &text, negative.as_ref());
+    let mut open = lanes::open_in(&args.artefact, &args.engines, inputs, args.processes)?;
     let model = open.lanes[0].model().clone();
     let clip = Clip::new(open.lanes[0].host_mut(), &model, &noise, &text, negative.as_ref())?;
     let options = RateOptions { samples: args.samples, warm_up: 2 };
@@ -53,6 +54,7 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
             cuts.map(|cuts| cuts.iter().map(|(name, cut)| ((*name).to_owned(), json!(cut))).collect());
         return print_json(&json!({
             "tokens": args.tokens,
+            "processes": args.processes,
             "text_rows": args.text_rows,
             "latent": shape,
             "flop_per_block": flops,

@@ -33,8 +33,8 @@ use trefoil_video::job::{Finished, Job};
 use trefoil_video::output::{ClipMetadata, write_job_sheet};
 use trefoil_video::rates::EngineRate;
 use trefoil_video::stream::{
-    Denoised, LastStageRate, Observed, StreamItem, StreamReport, measure_last_stage, run_data_parallel_with,
-    run_stream_reporting,
+    Denoised, LastStageOn, LastStageRate, Observed, StreamItem, StreamReport, measure_last_stage,
+    run_data_parallel_with, run_stream_reporting,
 };
 use trefoil_video::{Clip, EngineSpec, Event, Lane, NumericPath, VideoError};
 
@@ -382,7 +382,7 @@ impl Run<'_> {
             keep_going(0, trajectory.blocks())
         };
         let items = source.todo.iter().filter_map(|&number| source.item(number).ok());
-        run_data_parallel_with(&mut lanes, items, &finish, &watch)
+        run_data_parallel_with(&mut lanes, items, LastStageOn::Each, &finish, &watch)
     }
 }
 

@@ -6,6 +6,7 @@ use super::stage::{Decoding, Stage};
 use crate::cli::LatentArg;
 use crate::commands::video::encode::{read_empty, read_prompts, read_text};
 use crate::commands::video::generate::{Size, artefact};
+use crate::commands::video::lanes::resolve_paths;
 use crate::commands::video::shared::{check_folder, kernels};
 use crate::error::CliError;
 use serde_json::{Value, json};
@@ -13,12 +14,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use trefoil_video::config::PATCH;
+use trefoil_video::engine::parse_engines;
 use trefoil_video::job::{Job, JobClip, JobState, clip_stem};
 use trefoil_video::noise::torch_normals;
 use trefoil_video::stream::StreamItem;
 use trefoil_video::tensors::tensor_names;
 use trefoil_video::vae::{VaeConfig, VaeDecoder};
-use trefoil_video::{Model, Tensor, TensorPath, VideoError};
+use trefoil_video::{Model, NumericPath, Tensor, TensorPath, VideoError};
 
 /// Most clips of one stream.
 const MAX_CLIPS: usize = 100_000;
@@ -150,7 +152,7 @@ pub fn from_prompts(args: &StreamArgs, file: &Path) -> Result<Source, CliError> 
         ("height", json!(size.height)),
         ("fps", json!(size.fps)),
         ("format", json!(format.as_str())),
-        ("path", json!(args.engines.path)),
+        ("path", json!(paths(args)?)),
         ("negative_prompt", if has_guidance { json!(args.negative.as_deref().unwrap_or("")) } else { Value::Null }),
     ]);
     drop(model);
@@ -189,6 +191,15 @@ pub fn from_prompts(args: &StreamArgs, file: &Path) -> Result<Source, CliError> 
         source.text_seconds = Some(begun.elapsed().as_secs_f64());
     }
     Ok(source)
+}
+
+/// The numeric paths that clips are made on, whether they were given or not: one where all engines have the same.
+fn paths(args: &StreamArgs) -> Result<Vec<NumericPath>, CliError> {
+    let mut paths = resolve_paths(&parse_engines(&args.engines.engines)?, &args.engines.path)?;
+    if paths.iter().all(|path| *path == paths[0]) {
+        paths.truncate(1);
+    }
+    Ok(paths)
 }
 
 /// Text states of every prompt that is needed. The first is always: scales that nobody stored are found on the job's first clip, in
@@ -273,7 +284,7 @@ pub fn from_texts(args: &StreamArgs, text: &str) -> Result<Source, CliError> {
         ("second_model", second(args)?),
         ("latent", json!([frames, rows, columns])),
         ("format", json!(format.as_str())),
-        ("path", json!(args.engines.path)),
+        ("path", json!(paths(args)?)),
     ]);
     if let (Some(path), Stage::Decode(decoding)) = (&args.decoder, &stage) {
         settings.insert("decoder", json!(vae_identity(path)));
