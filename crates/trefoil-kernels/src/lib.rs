@@ -40,6 +40,7 @@ pub mod opencl;
 mod pool;
 mod rotary;
 mod rows;
+mod transpose;
 mod view;
 mod workspace;
 

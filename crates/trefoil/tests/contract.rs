@@ -256,20 +256,39 @@ fn bench_kernels_measures_every_kernel_against_the_peak_beside_it() {
     let bench = json(&space.output(arguments));
     assert_eq!(bench["origin"], "measured");
     let rows = bench["rows"].as_array().unwrap();
-    for kernel in ["gemm-w8a8", "linear-w8a8", "gemm-w8a16", "gemm-f32", "attention-w8a8", "attention-f32"] {
+    for kernel in [
+        "gemm-w8a8",
+        "linear-w8a8",
+        "gemm-w8a16",
+        "gemm-f32",
+        "attention-w8a8",
+        "attention-f32",
+        "layer-norm",
+        "rms-norm",
+        "quantise",
+    ] {
         assert!(rows.iter().any(|row| row["kernel"] == kernel), "no {kernel}");
     }
     for row in rows {
         let results = row["results"].as_array().unwrap();
         assert_eq!(results[0]["engine"], "cpu");
         for result in results {
-            assert!(result["gops"].as_f64().unwrap() > 0.0, "{row:#}");
+            // Products are counted in operations, row operators in bytes.
+            let speed = result["gops"].as_f64().or(result["gb_per_s"].as_f64());
+            assert!(speed.unwrap() > 0.0 && (result["gops"].is_null() || result["gb_per_s"].is_null()), "{row:#}");
+            let ratio = results[0]["median_ms"].as_f64().unwrap() / result["median_ms"].as_f64().unwrap();
+            assert!((result["speed_of_ours"].as_f64().unwrap() - ratio).abs() < 1e-9, "{row:#}");
             // The portable kernels have no peak loop.
             if let Some(peak) = row["peak_gops"].as_f64() {
                 let fraction = result["gops"].as_f64().unwrap() / peak;
                 assert!((result["fraction_of_peak"].as_f64().unwrap() - fraction).abs() < 1e-9, "{row:#}");
             }
         }
+    }
+    // Every goal says what it wants and what was measured.
+    for goal in bench["goals"].as_array().unwrap() {
+        let (wanted, measured) = (goal["wanted"].as_f64().unwrap(), goal["measured"].as_f64().unwrap());
+        assert_eq!(goal["is_met"], measured >= wanted, "{goal:#}");
     }
     // A device, or the reason why there is none.
     assert!(bench["opencl"].is_object() || bench["absent"][0]["reason"].is_string(), "{bench:#}");

@@ -2,16 +2,17 @@
 
 use super::{AttentionSink, KEY_BLOCK, check_heads, check_keys, multiply_row};
 use crate::isa::Supported;
-use crate::kernel::{FmaTile, TILE_ROWS};
-use crate::math::{LANES, exp, lane_sum, recip, round_f16};
+use crate::kernel::{FmaTile, TILE_ROWS, even_step};
+use crate::math::{LANES, exp, fold_lanes, recip, round_f16};
 use crate::multiversion::multiversion;
 use crate::rows::Operands;
+use crate::transpose::transpose;
 use crate::workspace::at_least;
 use crate::{KernelError, Kernels, Rows, Workspace};
 use trefoil_weights::tile::TILE;
 
-/// Query rows that share a transposed block of keys.
-const BLOCK_ROWS: usize = 192;
+/// Most query rows that share the panels of a block of keys.
+const BLOCK_ROWS: usize = 396;
 
 impl Kernels {
     /// Softmax attention in f32: `query` is `M × d`, `key` and `value` `N × d`, heads side by side, scores scaled by
@@ -56,25 +57,27 @@ impl Kernels {
             workspace,
             |count| sink.take_rows(count),
             |part| {
-                let sizes =
-                    [KEY_BLOCK * head_dim, TILE_ROWS * KEY_BLOCK, BLOCK_ROWS * head_dim, BLOCK_ROWS, BLOCK_ROWS];
+                let step = even_step(part.rows, BLOCK_ROWS);
+                let panel = KEY_BLOCK * head_dim;
+                let sizes = [panel, panel, TILE_ROWS * KEY_BLOCK, step * head_dim, step, step];
                 let mut floats = at_least(&mut part.slot.floats, sizes.iter().sum());
-                let [panels, scores, state, maxima, totals] = sizes.map(|size| {
+                let [keys, values, scores, state, maxima, totals] = sizes.map(|size| {
                     let (head, tail) = std::mem::take(&mut floats).split_at_mut(size);
                     floats = tail;
                     head
                 });
                 for head in 0..heads {
                     let column = head * head_dim;
-                    for first in (0..part.rows).step_by(BLOCK_ROWS) {
-                        let rows = BLOCK_ROWS.min(part.rows - first);
+                    for first in (0..part.rows).step_by(step) {
+                        let rows = step.min(part.rows - first);
                         let query = query.part(part.first + first, rows);
                         state[..rows * head_dim].fill(0.0);
                         totals[..rows].fill(0.0);
                         maxima[..rows].fill(f32::NEG_INFINITY);
                         for start in (0..key.rows()).step_by(KEY_BLOCK) {
                             let valid = KEY_BLOCK.min(key.rows() - start);
-                            transpose_keys(key.part(start, valid), column, head_dim, panels);
+                            transpose_keys(key.part(start, valid), column, head_dim, keys);
+                            gather_values(value.part(start, valid), column, head_dim, values);
                             for tile in (0..rows).step_by(TILE_ROWS) {
                                 let mut block = Tile {
                                     isa: self.supported(),
@@ -88,8 +91,7 @@ impl Kernels {
                                     state: &mut state[tile * head_dim..],
                                 };
                                 let queries = (&query.starting_at(tile)[column..], query.stride());
-                                let values = (&value.starting_at(start)[column..], value.stride());
-                                block.add(queries, panels, values, valid);
+                                block.add(queries, keys, values, valid);
                             }
                         }
                         for row in 0..rows {
@@ -119,10 +121,10 @@ struct Tile<'s> {
 }
 
 impl Tile<'_> {
-    /// Adds a block of `valid` keys. Queries and values are (from their first element on, row stride).
-    fn add(&mut self, queries: (&[f32], usize), panels: &[f32], values: (&[f32], usize), valid: usize) {
+    /// Adds a block of `valid` keys. Queries are (from their first element on, row stride), keys and values panels.
+    fn add(&mut self, queries: (&[f32], usize), keys: &[f32], values: &[f32], valid: usize) {
         let head_dim = self.head_dim;
-        for (tile_column, panel) in panels.chunks_exact(head_dim * TILE).take(valid.div_ceil(TILE)).enumerate() {
+        for (tile_column, panel) in keys.chunks_exact(head_dim * TILE).take(valid.div_ceil(TILE)).enumerate() {
             let tile = FmaTile {
                 a: queries.0,
                 lda: queries.1,
@@ -145,39 +147,37 @@ impl Tile<'_> {
             self.totals,
             &mut old,
         );
-        for column in (0..head_dim).step_by(TILE) {
+        for (tile_column, panel) in values.chunks_exact(KEY_BLOCK * TILE).enumerate() {
             let tile = FmaTile {
                 a: self.scores,
                 lda: KEY_BLOCK,
                 rows: self.rows,
-                b: &values.0[column..],
-                ldb: values.1,
+                b: panel,
+                ldb: TILE,
                 k: valid,
                 accumulate: false,
             };
             let mut sums = [0f32; TILE_ROWS * TILE];
             self.isa.fma_tile(tile, &mut sums, TILE);
-            accumulate(self.isa, &mut self.state[..self.rows * head_dim], head_dim, column, &sums, &old);
+            accumulate(self.isa, &mut self.state[..self.rows * head_dim], head_dim, tile_column * TILE, &sums, &old);
         }
     }
 }
 
-/// `panels[key/32][dim][key mod 32]`; lanes past the last key are zero. For the baseline on purpose, as in float GEMM.
+/// `panels[key/32][dim][key mod 32]`; lanes past the last key are zero.
 fn transpose_keys(keys: Rows<'_, f32>, column: usize, head_dim: usize, panels: &mut [f32]) {
-    /// Dimensions at a time, so that the rows written stay in the first-level cache.
-    const DIMS: usize = 16;
-    for (tile, panel) in panels.chunks_mut(head_dim * TILE).take(keys.rows().div_ceil(TILE)).enumerate() {
-        for (chunk, rows) in panel.as_chunks_mut::<{ DIMS * TILE }>().0.iter_mut().enumerate() {
-            for lane in 0..TILE {
-                let key = tile * TILE + lane;
-                let mut values = [0f32; DIMS];
-                if key < keys.rows() {
-                    values.copy_from_slice(&keys.row(key)[column + chunk * DIMS..][..DIMS]);
-                }
-                for (row, value) in rows.as_chunks_mut::<TILE>().0.iter_mut().zip(values) {
-                    row[lane] = value;
-                }
-            }
+    for (tile, panel) in panels.chunks_exact_mut(head_dim * TILE).take(keys.rows().div_ceil(TILE)).enumerate() {
+        transpose(keys, tile * TILE, column, panel);
+    }
+}
+
+/// `panels[dim/32][key][dim mod 32]`: values of a head lie a row of all heads apart, a page each, and every row tile of queries
+/// reads them again.
+fn gather_values(values: Rows<'_, f32>, column: usize, head_dim: usize, panels: &mut [f32]) {
+    for (tile, panel) in panels.chunks_exact_mut(KEY_BLOCK * TILE).take(head_dim / TILE).enumerate() {
+        let first = column + tile * TILE;
+        for (key, out) in panel.as_chunks_mut::<TILE>().0.iter_mut().take(values.rows()).enumerate() {
+            out.copy_from_slice(&values.row(key)[first..first + TILE]);
         }
     }
 }
@@ -191,23 +191,63 @@ multiversion! {
         let (rows, valid) = sizes;
         for row in 0..rows {
             let scores = &mut scores[row * KEY_BLOCK..][..valid];
-            let mut lanes = [f32::NEG_INFINITY; LANES];
-            for chunk in scores.chunks(LANES) {
-                for (lane, &score) in lanes.iter_mut().zip(chunk) {
-                    let score = score * score_scale;
-                    *lane = if score > *lane { score } else { *lane };
-                }
-            }
-            let maximum = lanes.into_iter().fold(maxima[row], |a, b| if b > a { b } else { a });
-            for score in scores.iter_mut() {
-                let probability = exp(*score * score_scale - maximum);
-                *score = if operands == Operands::F16 { round_f16(probability) } else { probability };
-            }
+            // The scale is positive, and rounding keeps order: the largest score scaled is the largest scaled score.
+            let largest = maximum_of(scores) * score_scale;
+            let maximum = if largest > maxima[row] { largest } else { maxima[row] };
+            // Two loops: asked inside one, the compiler rounds always and then chooses.
+            let sum = match operands {
+                Operands::F32 => exponentials(scores, score_scale, maximum, |probability| probability),
+                Operands::F16 => exponentials(scores, score_scale, maximum, round_f16),
+            };
             old[row] = exp(maxima[row] - maximum);
-            totals[row] = totals[row] * old[row] + lane_sum(scores, |x| x);
+            totals[row] = totals[row] * old[row] + sum;
             maxima[row] = maximum;
         }
     }
+}
+
+/// The largest value; minus infinity if there is none. In lanes of whole chunks, so that they stay in a register.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "compiled inside each version")]
+fn maximum_of(values: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = if value > *lane { value } else { *lane };
+        }
+    }
+    for (lane, &value) in lanes.iter_mut().zip(rest) {
+        *lane = if value > *lane { value } else { *lane };
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            let other = lanes[lane + width];
+            lanes[lane] = if other > lanes[lane] { other } else { lanes[lane] };
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Scores become `round(exp(s·scale − maximum))`; their sum in the order of [`crate::math::lane_sum`].
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "compiled inside each version")]
+fn exponentials(scores: &mut [f32], scale: f32, maximum: f32, round: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let (chunks, rest) = scores.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        for (lane, score) in lanes.iter_mut().zip(chunk) {
+            *score = round(exp(*score * scale - maximum));
+            *lane += *score;
+        }
+    }
+    for (lane, score) in lanes.iter_mut().zip(rest) {
+        *score = round(exp(*score * scale - maximum));
+        *lane += *score;
+    }
+    fold_lanes(lanes)
 }
 
 multiversion! {

@@ -7,18 +7,19 @@
 use super::epilogue::{ColumnParameters, finish_float, gate_of, store_tile};
 use super::{FloatEpilogue, FloatWeights, GemmSink, check_inner, check_tiled};
 use crate::isa::Supported;
-use crate::kernel::{FmaTile, TILE_ROWS};
+use crate::kernel::{FmaTile, TILE_ROWS, even_step};
 use crate::math::round_f16;
 use crate::multiversion::multiversion;
 use crate::rows::{Operands, check_vector};
+use crate::transpose::transpose;
 use crate::workspace::at_least;
 use crate::{KernelError, Kernels, Rows, Workspace};
 use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE};
 
 /// Inputs widened at a time; a panel is 32 KiB.
 const PANEL_INPUTS: usize = 256;
-/// Rows that share a panel.
-const BLOCK_ROWS: usize = 384;
+/// Most rows that share a panel: enough that making it costs a few per cent of using it.
+const BLOCK_ROWS: usize = 396;
 
 impl Kernels {
     /// `sink ← epilogue(input · weights)` with f32 accumulation.
@@ -71,8 +72,9 @@ impl Kernels {
                 let scratch = at_least(&mut part.slot.floats, PANEL_INPUTS * TILE + 2 * BLOCK_ROWS * TILE);
                 let (panel, tiles) = scratch.split_at_mut(PANEL_INPUTS * TILE);
                 let (y, delta) = tiles.split_at_mut(BLOCK_ROWS * TILE);
-                for first in (0..part.rows).step_by(BLOCK_ROWS) {
-                    let rows = BLOCK_ROWS.min(part.rows - first);
+                let step = even_step(part.rows, BLOCK_ROWS);
+                for first in (0..part.rows).step_by(step) {
+                    let rows = step.min(part.rows - first);
                     let block = input.part(part.first + first, rows);
                     for column in 0..d_out.div_ceil(TILE) {
                         let valid = TILE.min(d_out - column * TILE);
@@ -128,7 +130,13 @@ fn multiply(
                 scales[..valid].copy_from_slice(&view.scales[column * TILE..][..valid]);
                 widen(isa, &codes[..k.next_multiple_of(GROUP) * TILE], &scales, operands, panel);
             }
-            FloatWeights::OutIn(rows) => transpose(isa, *rows, start, k, column, operands, panel),
+            FloatWeights::OutIn(rows) => {
+                let panel = &mut panel[..k * TILE];
+                transpose(*rows, column * TILE, start, panel);
+                if operands == Operands::F16 {
+                    round_panel(isa, panel);
+                }
+            }
         }
         for tile in (0..input.rows()).step_by(TILE_ROWS) {
             let fma = FmaTile {
@@ -160,41 +168,6 @@ multiversion! {
                 }
             }
         }
-    }
-}
-
-/// `panel[i][j] = weights[column·32 + j][start + i]`, zero where there is no such row.
-///
-/// Compiled for the baseline on purpose: with AVX-512 the compiler scatters, which is several times slower than plain stores.
-fn transpose(
-    isa: Supported,
-    weights: Rows<'_, f32>,
-    start: usize,
-    k: usize,
-    column: usize,
-    operands: Operands,
-    panel: &mut [f32],
-) {
-    /// Inputs at a time: 256 bytes of a row are worth a miss, and the 8 KiB written stay in the first-level cache.
-    const INPUTS: usize = 64;
-    let panel = &mut panel[..k * TILE];
-    for (chunk, rows) in panel.chunks_mut(INPUTS * TILE).enumerate() {
-        let first = start + chunk * INPUTS;
-        for lane in 0..TILE {
-            let output = column * TILE + lane;
-            if output < weights.rows() {
-                for (row, &value) in rows.as_chunks_mut::<TILE>().0.iter_mut().zip(&weights.row(output)[first..]) {
-                    row[lane] = value;
-                }
-            } else {
-                for row in rows.as_chunks_mut::<TILE>().0 {
-                    row[lane] = 0.0;
-                }
-            }
-        }
-    }
-    if operands == Operands::F16 {
-        round_panel(isa, panel);
     }
 }
 

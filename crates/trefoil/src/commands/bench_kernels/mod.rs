@@ -3,7 +3,9 @@
 //!
 //! For each shape every contender runs on the same core, one call of each in turn, so that all meet the same clock.
 
+mod goals;
 mod peers;
+mod text;
 
 use crate::cli::BenchKernelsArgs;
 use crate::context::{self, ProgressLine, print, print_json};
@@ -11,12 +13,11 @@ use crate::error::CliError;
 use peers::{Absent, Peer};
 use serde::Serialize;
 use serde_json::json;
-use std::fmt::Write as _;
 use std::time::Instant;
+use text::describe;
+use trefoil_kernels::Kernels;
 use trefoil_kernels::bench::{Prepared, Workload, peak};
-use trefoil_kernels::opencl::{self, Device, DeviceInfo};
-use trefoil_kernels::{Isa, Kernels};
-use trefoil_report::format;
+use trefoil_kernels::opencl::{self, Device};
 
 /// The register-only peaks, 10⁹ operations a second.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -38,10 +39,15 @@ struct Timed {
     median_ms: f64,
     min_ms: f64,
     max_ms: f64,
-    gops: f64,
-    best_gops: f64,
+    /// 10⁹ operations a second, from the median; of products only, as all that is compared with a peak.
+    gops: Option<f64>,
+    best_gops: Option<f64>,
+    /// 10⁹ bytes read and written a second, of row operators.
+    gb_per_s: Option<f64>,
     fraction_of_peak: Option<f64>,
     best_fraction_of_peak: Option<f64>,
+    /// Our CPU kernel's median time over this one's: above 1, this one is faster.
+    speed_of_ours: f64,
 }
 
 /// One workload.
@@ -116,9 +122,11 @@ pub fn run(args: &BenchKernelsArgs) -> Result<(), CliError> {
             "opencl": device,
             "absent": absent,
             "rows": rows,
+            "goals": goals::of(&rows, args.quick),
         }));
     }
-    print(&text(&machine, &kernels, &peaks, device, &absent, &rows))
+    let goals = goals::text(&goals::of(&rows, args.quick), args.quick);
+    print(&(text::text(&machine, &kernels, &peaks, device, &absent, &rows) + &goals))
 }
 
 fn peaks_of(kernels: &Kernels) -> Peaks {
@@ -147,8 +155,11 @@ fn workloads(quick: bool) -> Vec<(Workload, bool)> {
         all.push((Workload::AttentionW8a8 { tokens, heads, head_dim: 128 }, false));
     }
     let (m, heads) = if quick { (240, 4) } else { (1560, 12) };
+    all.extend(Workload::of_the_rows(m).map(|workload| (workload, false)));
     all.push((Workload::GemmW8a16 { m, k: 1536, n: 1536 }, false));
-    all.push((Workload::GemmF32 { m, k: 1536, n: 1536 }, false));
+    for (k, n) in shapes {
+        all.push((Workload::GemmF32 { m, k, n }, false));
+    }
     all.push((Workload::AttentionF32 { tokens: m, heads, head_dim: 128 }, false));
     // A shape that was measured with every variant need not be measured again.
     let mut seen: Vec<Workload> = Vec::new();
@@ -170,9 +181,7 @@ fn measure(
 ) -> Result<Row, CliError> {
     const PEAK_TRIES: usize = 5;
     let mut contenders = vec![on_cpu(workload, kernels)?];
-    let has_opencl =
-        matches!(workload, Workload::GemmW8a8 { .. } | Workload::LinearW8a8 { .. } | Workload::AttentionW8a8 { .. });
-    if has_opencl {
+    if workload.has_opencl() {
         let most = if with_variants { devices.len() } else { 1 };
         for kernels in devices.iter().take(most) {
             contenders.push(on_device(workload, kernels)?);
@@ -187,20 +196,25 @@ fn measure(
     for contender in &mut contenders {
         (contender.run)()?;
     }
-    let before = peak(kernels, workload.is_integer(), PEAK_TRIES);
+    let peak = || workload.bytes().map_or_else(|| peak(kernels, workload.is_integer(), PEAK_TRIES), |_| None);
+    let before = peak();
     let mut times: Vec<Vec<f64>> = contenders.iter().map(|_| Vec::with_capacity(samples)).collect();
     for _ in 0..samples {
         for (contender, times) in contenders.iter_mut().zip(&mut times) {
             times.push((contender.run)()?);
         }
     }
-    let after = peak(kernels, workload.is_integer(), PEAK_TRIES);
+    let after = peak();
     let peak_gops = before.zip(after).map(|(before, after)| before.max(after));
-    let results = contenders.into_iter().zip(times).map(|(contender, mut times)| {
+    let is_product = workload.bytes().is_none();
+    let mut results: Vec<Timed> = Vec::with_capacity(contenders.len());
+    for (contender, mut times) in contenders.into_iter().zip(times) {
         times.sort_by(f64::total_cmp);
         let (median, fastest) = (times[times.len() / 2], times[0]);
-        let (gops, best_gops) = (workload.operations() / median / 1e6, workload.operations() / fastest / 1e6);
-        Timed {
+        let gops = |ms: f64| is_product.then(|| workload.operations() / ms / 1e6);
+        let (gops, best_gops) = (gops(median), gops(fastest));
+        let of_peak = |gops: Option<f64>| gops.zip(peak_gops).map(|(gops, peak)| gops / peak);
+        results.push(Timed {
             engine: contender.engine,
             variant: contender.variant,
             threads: 1,
@@ -210,11 +224,13 @@ fn measure(
             max_ms: times[times.len() - 1],
             gops,
             best_gops,
-            fraction_of_peak: peak_gops.map(|peak| gops / peak),
-            best_fraction_of_peak: peak_gops.map(|peak| best_gops / peak),
-        }
-    });
-    Ok(Row { workload, peak_gops, results: results.collect() })
+            gb_per_s: workload.bytes().map(|bytes| bytes / median / 1e6),
+            fraction_of_peak: of_peak(gops),
+            best_fraction_of_peak: of_peak(best_gops),
+            speed_of_ours: results.first().map_or(median, |ours| ours.median_ms) / median,
+        });
+    }
+    Ok(Row { workload, peak_gops, results })
 }
 
 /// Milliseconds of a call.
@@ -241,94 +257,6 @@ fn on_device(workload: Workload, kernels: &opencl::Kernels) -> Result<Contender<
         variant: kernels.variant().to_string(),
         run: Box::new(move || timed(|| prepared.run())),
     })
-}
-
-/// `w8a8 GEMM`, `1560 × 1536 × 8960`.
-fn names(workload: &Workload) -> (&'static str, String) {
-    let gemm = |m: usize, k: usize, n: usize| format!("{m} × {k} × {n}");
-    let attention =
-        |tokens: usize, heads: usize, head_dim: usize| format!("{tokens} tokens, {heads} heads of {head_dim}");
-    match *workload {
-        Workload::GemmW8a8 { m, k, n } => ("w8a8 GEMM", gemm(m, k, n)),
-        Workload::LinearW8a8 { m, k, n } => ("w8a8 quantise + GEMM", gemm(m, k, n)),
-        Workload::GemmW8a16 { m, k, n } => ("w8a16 GEMM", gemm(m, k, n)),
-        Workload::GemmF32 { m, k, n } => ("f32 GEMM", gemm(m, k, n)),
-        Workload::ConvF32 { height, width, frames, inputs, outputs } => {
-            ("f32 convolution", format!("{height} × {width}, {frames} × {inputs} → {outputs} channels"))
-        }
-        Workload::AttentionW8a8 { tokens, heads, head_dim } => ("w8a8 attention", attention(tokens, heads, head_dim)),
-        Workload::AttentionF32 { tokens, heads, head_dim } => ("f32 attention", attention(tokens, heads, head_dim)),
-    }
-}
-
-fn describe(workload: &Workload) -> String {
-    let (kernel, shape) = names(workload);
-    format!("{kernel} {shape}")
-}
-
-fn text(
-    machine: &trefoil_core::Machine,
-    kernels: &Kernels,
-    peaks: &[Peaks],
-    device: Option<&DeviceInfo>,
-    absent: &[Absent],
-    rows: &[Row],
-) -> String {
-    let mut text = String::new();
-    let versions = machine.versions.iter().map(|(name, version)| format!("{name} {version}")).collect::<Vec<_>>();
-    let _ = writeln!(text, "{}, {} core(s); {}", machine.cpu, machine.cores.len(), versions.join(", "));
-    if let Some(device) = device {
-        let _ = writeln!(text, "OpenCL device {}: {}, {}", device.index, device.name, device.platform_version);
-    }
-    let gops = |value: Option<f64>| value.map_or_else(|| format::ABSENT.to_owned(), |value| format!("{value:.0}"));
-    for peaks in peaks {
-        let _ = writeln!(
-            text,
-            "peak of {} on registers only, {}: {} GOPS INT8, {} GFLOPS f32",
-            kernels.isa(),
-            format::plural(peaks.threads, "core"),
-            gops(peaks.int8_gops),
-            gops(peaks.f32_gflops)
-        );
-    }
-    let headings =
-        ["kernel", "shape", "engine", "variant", ">median", ">range", ">GOPS", ">of the peak", ">time / ours"];
-    let headings: Vec<String> = headings.iter().map(ToString::to_string).collect();
-    let mut cells = Vec::new();
-    for row in rows {
-        let (kernel, shape) = names(&row.workload);
-        for (at, result) in row.results.iter().enumerate() {
-            let fraction = result.fraction_of_peak.map_or_else(|| format::ABSENT.to_owned(), format::percent);
-            let ratio = if at == 0 {
-                format::ABSENT.to_owned()
-            } else {
-                format!("{:.2}", result.median_ms / row.results[0].median_ms)
-            };
-            let texts = [
-                if at == 0 { kernel.to_owned() } else { String::new() },
-                if at == 0 { shape.clone() } else { String::new() },
-                result.engine.clone(),
-                result.variant.clone(),
-                format::time(result.median_ms),
-                format::time_range(result.min_ms, result.max_ms),
-                format!("{:.0}", result.gops),
-                fraction,
-                ratio,
-            ];
-            cells.push(texts.into_iter().map(|text| (text, false)).collect());
-        }
-    }
-    let title = "Kernels on one core (measured; every engine of a shape in turn)";
-    text.push('\n');
-    text += &trefoil_report::text_table(title, &headings, cells)
-        .render(trefoil_report::TableFormat::Text, context::width());
-    for Absent { engine, reason } in absent {
-        let _ = writeln!(text, "without {engine}: {reason}");
-    }
-    if kernels.isa() == Isa::Scalar {
-        text += "the scalar kernels have no peak loop\n";
-    }
-    text
 }
 
 #[cfg(test)]

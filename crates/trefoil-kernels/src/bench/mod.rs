@@ -4,142 +4,19 @@
 //! as many threads as the kernels use, re-measured before every kernel, because clocks move; a fraction is against the
 //! peak next to it.
 
+mod workload;
+
+pub use workload::Workload;
+
 use crate::{
     ActivationScale, AttentionScales, AttentionSink, Codes, ConvSink, ConvWeights, Epilogue, FilterShape,
-    FloatEpilogue, FloatWeights, Frame, GemmSink, Isa, KernelError, Kernels, Operands, PackedKeyValue, RowSink, Rows,
-    RowsMut, Workspace,
+    FloatEpilogue, FloatWeights, Frame, GemmSink, Isa, KernelError, Kernels, Modulation, Operands, PackedKeyValue,
+    RotaryTable, RowSink, Rows, RowsMut, Workspace, rotary_table,
 };
 use serde::Serialize;
 use std::time::Instant;
 use trefoil_weights::TiledView;
 use trefoil_weights::tile::TileShape;
-
-/// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case", tag = "kernel")]
-pub enum Workload {
-    /// [`Kernels::gemm_w8a8`], `m × k` times `k × n`, bias, f32 out.
-    GemmW8a8 {
-        /// Rows of the activations.
-        m: usize,
-        /// Inputs.
-        k: usize,
-        /// Outputs.
-        n: usize,
-    },
-    /// [`Kernels::quantise`] with a static scale and then [`Workload::GemmW8a8`]: f32 in, f32 out, what other libraries do in
-    /// one call.
-    LinearW8a8 {
-        /// Rows of the activations.
-        m: usize,
-        /// Inputs.
-        k: usize,
-        /// Outputs.
-        n: usize,
-    },
-    /// [`Kernels::gemm_f32`] on tiled INT8 weights with FP16 operands.
-    GemmW8a16 {
-        /// Rows of the activations.
-        m: usize,
-        /// Inputs.
-        k: usize,
-        /// Outputs.
-        n: usize,
-    },
-    /// [`Kernels::gemm_f32`] on unquantised weights.
-    GemmF32 {
-        /// Rows of the activations.
-        m: usize,
-        /// Inputs.
-        k: usize,
-        /// Outputs.
-        n: usize,
-    },
-    /// [`Kernels::pack_key_value`] and [`Kernels::attention_w8a8`].
-    AttentionW8a8 {
-        /// Queries and keys.
-        tokens: usize,
-        /// Heads.
-        heads: usize,
-        /// Columns of a head.
-        head_dim: usize,
-    },
-    /// [`Kernels::attention_f32`].
-    AttentionF32 {
-        /// Queries and keys.
-        tokens: usize,
-        /// Heads.
-        heads: usize,
-        /// Columns of a head.
-        head_dim: usize,
-    },
-    /// [`Kernels::conv`], 3 × 3 over `frames` frames.
-    ConvF32 {
-        /// Rows of pixels.
-        height: usize,
-        /// Pixels of a row.
-        width: usize,
-        /// Frames under the filter, 1 or 3.
-        frames: usize,
-        /// Input channels.
-        inputs: usize,
-        /// Output channels.
-        outputs: usize,
-    },
-}
-
-impl Workload {
-    /// Operations of one call: two per multiply-add of the products, nothing else.
-    pub fn operations(&self) -> f64 {
-        match *self {
-            Workload::GemmW8a8 { m, k, n }
-            | Workload::LinearW8a8 { m, k, n }
-            | Workload::GemmW8a16 { m, k, n }
-            | Workload::GemmF32 { m, k, n } => 2.0 * m as f64 * k as f64 * n as f64,
-            Workload::AttentionW8a8 { tokens, heads, head_dim }
-            | Workload::AttentionF32 { tokens, heads, head_dim } => {
-                4.0 * tokens as f64 * tokens as f64 * (heads * head_dim) as f64
-            }
-            Workload::ConvF32 { height, width, frames, inputs, outputs } => {
-                2.0 * (height * width) as f64 * (9 * frames * inputs) as f64 * outputs as f64
-            }
-        }
-    }
-
-    /// Whether its products are of INT8 codes.
-    pub fn is_integer(&self) -> bool {
-        matches!(self, Workload::GemmW8a8 { .. } | Workload::LinearW8a8 { .. } | Workload::AttentionW8a8 { .. })
-    }
-
-    /// The shapes of a block of the 1.3 B model at one latent frame (1,560 tokens) and, with `full`, at 17 frames (7,800).
-    pub fn of_the_model(full: bool) -> Vec<Workload> {
-        let mut workloads = Vec::new();
-        let tokens: &[usize] = if full { &[1560, 7800] } else { &[1560] };
-        for &m in tokens {
-            for (k, n) in [(1536, 1536), (1536, 8960), (8960, 1536)] {
-                workloads.push(Workload::GemmW8a8 { m, k, n });
-            }
-            workloads.push(Workload::AttentionW8a8 { tokens: m, heads: 12, head_dim: 128 });
-        }
-        workloads.push(Workload::GemmW8a16 { m: 1560, k: 1536, n: 1536 });
-        workloads.push(Workload::GemmF32 { m: 1560, k: 1536, n: 1536 });
-        workloads.push(Workload::AttentionF32 { tokens: 1560, heads: 12, head_dim: 128 });
-        workloads
-    }
-
-    /// Convolutions of the VAE decoder at 240 × 416 pixels, from the latent's resolution to the frame's.
-    pub fn of_the_decoder() -> Vec<Workload> {
-        [(30, 52, 384), (60, 104, 384), (120, 208, 192), (240, 416, 96)]
-            .map(|(height, width, channels)| Workload::ConvF32 {
-                height,
-                width,
-                frames: 3,
-                inputs: channels,
-                outputs: channels,
-            })
-            .to_vec()
-    }
-}
 
 /// One measured workload.
 #[derive(Debug, Clone, Serialize)]
@@ -159,7 +36,7 @@ pub struct Measured {
     pub min_ms: f64,
     /// Slowest call.
     pub max_ms: f64,
-    /// 10⁹ operations a second, from the median.
+    /// 10⁹ operations a second, from the median; 0 for a row operator.
     pub gops: f64,
     /// The same of the fastest call.
     pub best_gops: f64,
@@ -201,6 +78,9 @@ pub fn peak(kernels: &Kernels, is_integer: bool, tries: usize) -> Option<f64> {
     Some(best)
 }
 
+/// `ε` of the norms.
+pub(crate) const EPS: f32 = 1e-6;
+
 /// Deterministic bytes.
 pub(crate) fn codes(len: usize) -> Vec<i8> {
     let mut state = 1u32;
@@ -233,6 +113,7 @@ pub struct Prepared {
     frames: Vec<Frame>,
     filter: Option<ConvWeights>,
     result: Option<Frame>,
+    rotary: Option<RotaryTable>,
     workspace: Workspace,
 }
 
@@ -252,6 +133,8 @@ impl Prepared {
             Workload::AttentionW8a8 { tokens, heads, head_dim }
             | Workload::AttentionF32 { tokens, heads, head_dim } => (tokens, heads * head_dim, heads * head_dim),
             Workload::ConvF32 { height, width, inputs, outputs, .. } => (height * width, inputs, outputs),
+            Workload::LayerNorm { rows, columns } | Workload::Quantise { rows, columns } => (rows, columns, columns),
+            Workload::RmsNorm { rows, heads, head_dim } => (rows, heads * head_dim, heads * head_dim),
         };
         let shape = TileShape::new(d_in, d_out).ok_or_else(refuse)?;
         let mut prepared = Prepared {
@@ -269,6 +152,7 @@ impl Prepared {
             frames: Vec::new(),
             filter: None,
             result: None,
+            rotary: None,
             workspace: Workspace::new(),
         };
         match workload {
@@ -307,6 +191,13 @@ impl Prepared {
                     prepared.frames.push(frame);
                 }
                 prepared.result = Some(Frame::new(height, width, outputs));
+            }
+            Workload::LayerNorm { .. } | Workload::RmsNorm { .. } | Workload::Quantise { .. } => {
+                if let Workload::RmsNorm { head_dim, .. } = workload {
+                    prepared.rotary = Some(rotary_table([1, 1, rows], head_dim)?);
+                }
+                prepared.floats = floats(rows * d_in);
+                prepared.out_codes = vec![0; rows * shape.padded_in()];
             }
         }
         Ok(prepared)
@@ -374,6 +265,22 @@ impl Prepared {
                 let frames: [Option<&Frame>; 3] = std::array::from_fn(|frame| self.frames.get(frame));
                 kernels.conv(&frames[..self.frames.len()], filter, ConvSink::Store(result), workspace)
             }
+            Workload::LayerNorm { rows, .. } | Workload::RmsNorm { rows, .. } | Workload::Quantise { rows, .. } => {
+                let columns = self.shape.d_in;
+                let input = Rows::dense("input", &self.floats, rows, columns)?;
+                let out = RowsMut::new("codes", &mut self.out_codes, rows, columns, self.shape.padded_in())?;
+                let sink = RowSink::Codes { out, scale: 0.01 };
+                match self.workload {
+                    Workload::LayerNorm { .. } => {
+                        let modulation = Modulation::AdaLn { scale: &self.bias, shift: &self.bias };
+                        kernels.layer_norm(input, EPS, modulation, sink, workspace)
+                    }
+                    Workload::RmsNorm { .. } => {
+                        kernels.rms_norm(input, EPS, &self.bias, self.rotary.as_ref(), sink, workspace)
+                    }
+                    _ => kernels.quantise(input, sink, workspace),
+                }
+            }
         }
     }
 }
@@ -391,14 +298,16 @@ fn thirds<T>(data: &[T]) -> [&[T]; 3] {
 pub fn measure(kernels: &Kernels, workload: Workload, samples: usize) -> Result<Measured, KernelError> {
     let mut prepared = Prepared::new(workload)?;
     prepared.run(kernels)?;
-    let before = peak(kernels, workload.is_integer(), 5);
+    // A row operator has no products to compare.
+    let peak = || workload.bytes().map_or_else(|| peak(kernels, workload.is_integer(), 5), |_| None);
+    let before = peak();
     let mut times = Vec::with_capacity(samples.max(1));
     for _ in 0..samples.max(1) {
         let start = Instant::now();
         prepared.run(kernels)?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
-    let after = peak(kernels, workload.is_integer(), 5);
+    let after = peak();
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let gops = workload.operations() / median / 1e6;
@@ -437,11 +346,17 @@ mod tests {
             Workload::AttentionW8a8 { tokens: 13, heads: 2, head_dim: 32 },
             Workload::AttentionF32 { tokens: 13, heads: 2, head_dim: 32 },
             Workload::ConvF32 { height: 5, width: 7, frames: 3, inputs: 4, outputs: 33 },
+            Workload::LayerNorm { rows: 13, columns: 40 },
+            Workload::RmsNorm { rows: 13, heads: 2, head_dim: 32 },
+            Workload::Quantise { rows: 13, columns: 40 },
         ] {
             let row = measure(&kernels, workload, 2).unwrap();
-            assert!(row.min_ms <= row.median_ms && row.median_ms <= row.max_ms && row.gops > 0.0);
+            assert!(row.min_ms <= row.median_ms && row.median_ms <= row.max_ms);
+            // Either operations or bytes are counted.
+            assert_eq!(row.gops > 0.0, workload.bytes().is_none(), "{workload:?}");
+            assert!(workload.bytes().is_none() || row.peak_gops.is_none(), "{workload:?}");
             assert_eq!((row.samples, row.threads), (2, 1));
-            assert!(row.scratch_bytes > 0);
+            assert!(row.scratch_bytes > 0 || matches!(workload, Workload::Quantise { .. }), "{workload:?}");
         }
         assert_eq!(Workload::GemmW8a8 { m: 2, k: 3, n: 5 }.operations().to_bits(), 60f64.to_bits());
         assert!(Prepared::new(Workload::GemmF32 { m: 1, k: 0, n: 1 }).is_err());
