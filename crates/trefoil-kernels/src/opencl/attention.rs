@@ -139,10 +139,11 @@ impl Kernels {
             [("pack_keys", &keys, width / 4, 8, 1), ("pack_values", &values, width, 32, 4)]
         {
             let call = state.call(name)?.rows(side).buffer(codes).size(keys.rows).size(heads).size(head_dim);
-            let rows = padded / rows_of_item;
+            let rows_of_item = rows_of_item * self.variant().row_batch();
+            let batches = padded.div_ceil(rows_of_item);
             let step = (DISPATCH_ELEMENTS / (width * rows_of_item)).max(1);
-            for first in (0..rows).step_by(step) {
-                let count = step.min(rows - first);
+            for first in (0..batches).step_by(step) {
+                let count = step.min(batches - first);
                 call.run(&self.session, [(0, columns), (first, count), (0, 1)], [group, 1, 1])?;
             }
         }
@@ -264,7 +265,8 @@ impl Kernels {
             .size(code_stride)
             .buffer(block_sums)
             .buffer(weights);
-        call.run(&self.session, [(0, rows * items), (0, some), (0, 1)], [items, 1, 1])?;
+        let batches = rows.div_ceil(variant.row_batch());
+        call.run(&self.session, [(0, batches * items), (0, some), (0, 1)], [items, 1, 1])?;
 
         let call = state
             .call("attention_values")?

@@ -378,9 +378,11 @@ impl Kernels {
             .size((codes.columns / heads).next_multiple_of(TILE))
             .buffer(state.sums[which].get(&self.no_integers))
             .size(rows);
-        let step = (DISPATCH_ELEMENTS / codes.columns.max(1)).max(1);
-        for first in (0..rows).step_by(step) {
-            let count = step.min(rows - first);
+        let batch = self.variant().row_batch();
+        let batches = rows.div_ceil(batch);
+        let step = (DISPATCH_ELEMENTS / batch / codes.columns.max(1)).max(1);
+        for first in (0..batches).step_by(step) {
+            let count = step.min(batches - first);
             call.run(&self.session, [(first, count), (0, heads), (0, 1)], [1, 1, 1])?;
         }
         Ok(())

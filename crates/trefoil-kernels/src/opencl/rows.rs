@@ -253,11 +253,12 @@ impl Kernels {
                 (call.rows(&out.view).at(&**scales, 0).value(0f32), 0, SINK_DYNAMIC)
             }
         };
-        let call = call.value(flags).value(kind).size(input.columns);
+        let call = call.value(flags).value(kind).size(input.columns).size(input.rows);
         let items = self.variant().row_items();
-        let step = (DISPATCH_ELEMENTS / input.columns.max(1)).max(1);
-        for first in (0..input.rows).step_by(step) {
-            let count = step.min(input.rows - first);
+        let batches = input.rows.div_ceil(self.variant().row_batch());
+        let step = (DISPATCH_ELEMENTS / self.variant().row_batch() / input.columns.max(1)).max(1);
+        for first in (0..batches).step_by(step) {
+            let count = step.min(batches - first);
             call.run(&self.session, [(first * items, count * items), (0, 1), (0, 1)], [items, 1, 1])?;
         }
         Ok(())

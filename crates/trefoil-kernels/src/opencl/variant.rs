@@ -87,6 +87,11 @@ impl Variant {
         if self.width() == 1 { 16 } else { 1 }
     }
 
+    /// Rows that an item of an operator on rows does one after the other: `ROW_BATCH` of types.cl.
+    pub(super) fn row_batch(self) -> usize {
+        if self.width() == 1 { 1 } else { 16 }
+    }
+
     /// Whether the product needs the row sums of its activations.
     pub(super) fn needs_row_sums(self) -> bool {
         self == Variant::X86Vnni

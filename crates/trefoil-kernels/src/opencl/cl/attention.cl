@@ -10,30 +10,38 @@ static uint padded_keys(uint valid)
     return (valid + TILE - 1) / TILE * TILE;
 }
 
-// Kᵀ in tiles. Item (x, y): four columns from 4x on, of key y (past the last one: zeros).
+// Kᵀ in tiles. Item (x, y): four columns from 4x on, of keys y·ROW_BATCH .. up to `padded` (past the last one: zeros).
 __kernel __attribute__((reqd_work_group_size(8, 1, 1))) void pack_keys(
     const __global char *keys, ulong keys_at, uint stride, __global int *packed, uint count, uint heads, uint head_dim)
 {
-    const uint group = get_global_id(0), key = get_global_id(1);
-    const uint fours = head_dim / 4, head = group / fours, within = key % KEY_BLOCK;
-    const __global int *row = (const __global int *)(keys + keys_at + (size_t)key * stride);
-    const size_t base = ((size_t)(key / KEY_BLOCK) * heads + head) * 2 * SIDE(head_dim) / 4;
-    packed[base + (size_t)(within / TILE) * head_dim * 8 + (group % fours) * TILE + within % TILE] = key < count ? row[group] : 0;
+    const uint group = get_global_id(0), start = get_global_id(1) * ROW_BATCH, end = min(start + ROW_BATCH, padded_keys(count));
+    const uint fours = head_dim / 4, head = group / fours;
+    for (uint key = start; key < end; key++) {
+        const uint within = key % KEY_BLOCK;
+        const __global int *row = (const __global int *)(keys + keys_at + (size_t)key * stride);
+        const size_t base = ((size_t)(key / KEY_BLOCK) * heads + head) * 2 * SIDE(head_dim) / 4;
+        packed[base + (size_t)(within / TILE) * head_dim * 8 + (group % fours) * TILE + within % TILE] =
+            key < count ? row[group] : 0;
+    }
 }
 
-// V in tiles. Item (x, y): column x of keys 4y .. 4y + 4.
+// V in tiles. Item (x, y): column x of the fours of keys from y·ROW_BATCH on.
 __kernel __attribute__((reqd_work_group_size(32, 1, 1))) void pack_values(
     const __global char *values, ulong values_at, uint stride, __global int *packed, uint count, uint heads, uint head_dim)
 {
-    const uint column = get_global_id(0), key = get_global_id(1) * 4;
-    const uint head = column / head_dim, dim = column % head_dim, block = key / KEY_BLOCK, within = key % KEY_BLOCK;
-    const uint padded = padded_keys(min(count - block * KEY_BLOCK, (uint)KEY_BLOCK));
-    char codes[4];
-    for (uint offset = 0; offset < 4; offset++)
-        codes[offset] = key + offset < count ? values[values_at + (size_t)(key + offset) * stride + column] : (char)0;
-    const size_t base = (((size_t)block * heads + head) * 2 + 1) * SIDE(head_dim) / 4;
-    const size_t at = (size_t)(dim / TILE) * padded * 8 + (within / TILE) * 256 + (within % TILE) / 4 * TILE + dim % TILE;
-    packed[base + at] = as_int((char4)(codes[0], codes[1], codes[2], codes[3]));
+    const uint column = get_global_id(0), start = get_global_id(1) * ROW_BATCH;
+    const uint end = min(start + ROW_BATCH, padded_keys(count) / 4);
+    const uint head = column / head_dim, dim = column % head_dim;
+    for (uint four = start; four < end; four++) {
+        const uint key = four * 4, block = key / KEY_BLOCK, within = key % KEY_BLOCK;
+        const uint padded = padded_keys(min(count - block * KEY_BLOCK, (uint)KEY_BLOCK));
+        char codes[4];
+        for (uint offset = 0; offset < 4; offset++)
+            codes[offset] = key + offset < count ? values[values_at + (size_t)(key + offset) * stride + column] : (char)0;
+        const size_t base = (((size_t)block * heads + head) * 2 + 1) * SIDE(head_dim) / 4;
+        const size_t at = (size_t)(dim / TILE) * padded * 8 + (within / TILE) * 256 + (within % TILE) / 4 * TILE + dim % TILE;
+        packed[base + at] = as_int((char4)(codes[0], codes[1], codes[2], codes[3]));
+    }
 }
 
 // S = q·Kᵀ. Item (x, y, z): keys x·WIDTH·SLOTS .., rows y·block_rows .. of the block, head first_head + z.
@@ -61,20 +69,15 @@ __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1))) void attention
     }
 }
 
-// Of each block of keys and row: l_b at block_sums, α and β at weights; l at the end of weights. Item (x, y): row x, head y.
-__kernel __attribute__((reqd_work_group_size(ROW_ITEMS, 1, 1))) void attention_codes(
-    const __global int *scores, uint score_stride, uint rows, uint keys, float16 sigmas, __global char *codes,
-    uint code_stride, __global int *block_sums, __global float *weights)
+// Of each block of keys and row: l_b at block_sums, α and β at weights; l at the end of weights.
+static void codes_of_row(const __global int *scores, uint score_stride, uint rows, uint keys, float sigma, __global char *codes,
+                         uint code_stride, __global int *block_sums, __global float *weights, uint row, uint head,
+                         __local int *shared)
 {
-    __local int shared[LANES];
-    const uint row = get_global_id(0) / ROW_ITEMS, head = get_global_id(1);
     const uint blocks = (keys + KEY_BLOCK - 1) / KEY_BLOCK;
     const __global int *from = scores + ((size_t)head * rows + row) * score_stride;
     __global char *to = codes + ((size_t)head * rows + row) * code_stride;
     __global float *of_head = weights + (size_t)head * rows * (2 * blocks + 1);
-    float of_heads[16];
-    vstore16(sigmas, 0, of_heads);
-    const float sigma = of_heads[head];
     int maximum = 0, all[LANES];
     float total = 0.0f;
     for (uint block = 0; block < blocks; block++) {
@@ -112,6 +115,19 @@ __kernel __attribute__((reqd_work_group_size(ROW_ITEMS, 1, 1))) void attention_c
     }
     if (LANE == 0)
         of_head[(size_t)2 * blocks * rows + row] = total;
+}
+
+// Item (x, y), or the ROW_ITEMS items from x·ROW_ITEMS on: rows x·ROW_BATCH .. of head y.
+__kernel __attribute__((reqd_work_group_size(ROW_ITEMS, 1, 1))) void attention_codes(
+    const __global int *scores, uint score_stride, uint rows, uint keys, float16 sigmas, __global char *codes,
+    uint code_stride, __global int *block_sums, __global float *weights)
+{
+    __local int shared[LANES];
+    const uint head = get_global_id(1), start = get_global_id(0) / ROW_ITEMS * ROW_BATCH, end = min(start + ROW_BATCH, rows);
+    float of_heads[16];
+    vstore16(sigmas, 0, of_heads);
+    for (uint row = start; row < end; row++)
+        codes_of_row(scores, score_stride, rows, keys, of_heads[head], codes, code_stride, block_sums, weights, row, head, shared);
 }
 
 // O = O·α + (Σ c·v)·β over the blocks, y = O·(recip(l)·s_v). Item (x, y, z): columns x·WIDTH·SLOTS .. of head first_head + z,

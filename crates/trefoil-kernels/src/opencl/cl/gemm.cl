@@ -80,23 +80,25 @@ __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1))) void gemm_w8a8
 }
 
 #ifdef NEEDS_ROW_SUMS
-// Σ of `length` codes (a multiple of 32) of row x of head y: sums[y·rows + x].
+// Σ of `length` codes (a multiple of 32) of rows x·ROW_BATCH .. of head y: sums[y·rows + row].
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void row_sums(
     const __global char *codes, ulong codes_at, uint stride, uint length, __global int *sums, uint rows)
 {
-    const uint row = get_global_id(0), head = get_global_id(1);
-    const __global char *pointer = codes + codes_at + (size_t)row * stride + (size_t)head * length;
-    int16 lanes = 0;
-    uint at = 0;
-    for (; at + 64 <= length; at += 64) {
-        const int16 ones = 0x01010101, four = vload16(0, (const __global int *)(pointer + at));
-        VPDPBUSD(lanes, ones, four);
+    const uint head = get_global_id(1), start = get_global_id(0) * ROW_BATCH, end = min(start + ROW_BATCH, rows);
+    for (uint row = start; row < end; row++) {
+        const __global char *pointer = codes + codes_at + (size_t)row * stride + (size_t)head * length;
+        int16 lanes = 0;
+        uint at = 0;
+        for (; at + 64 <= length; at += 64) {
+            const int16 ones = 0x01010101, four = vload16(0, (const __global int *)(pointer + at));
+            VPDPBUSD(lanes, ones, four);
+        }
+        if (at < length)
+            lanes += convert_int16(vload16(0, pointer + at)) + convert_int16(vload16(0, pointer + at + 16));
+        const int8 eight = lanes.lo + lanes.hi;
+        const int4 four = eight.lo + eight.hi;
+        const int2 two = four.lo + four.hi;
+        sums[(size_t)head * rows + row] = two.lo + two.hi;
     }
-    if (at < length)
-        lanes += convert_int16(vload16(0, pointer + at)) + convert_int16(vload16(0, pointer + at + 16));
-    const int8 eight = lanes.lo + lanes.hi;
-    const int4 four = eight.lo + eight.hi;
-    const int2 two = four.lo + four.hi;
-    sums[(size_t)head * rows + row] = two.lo + two.hi;
 }
 #endif

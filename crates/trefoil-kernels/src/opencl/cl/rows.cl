@@ -120,16 +120,13 @@ static V(float) row_value(const RowPlan *plan, uint at, uint valid)
     return x;
 }
 
-__kernel __attribute__((reqd_work_group_size(ROW_ITEMS, 1, 1))) void row_operator(
+static void one_row(
     const __global float *input, ulong input_at, uint input_stride, uint operation, uint modulation,
     const __global float *first, ulong first_at, const __global float *second, ulong second_at, float eps, float per_column,
     const __global float *cosines, const __global float *sines, uint pairs,
     __global void *out, ulong out_at, uint out_stride, __global float *scales, ulong scales_at, float inverse,
-    uint flags, uint sink, uint columns)
+    uint flags, uint sink, uint columns, uint row, __local float *shared_floats, __local int *shared_integers)
 {
-    __local float shared_floats[LANES];
-    __local int shared_integers[LANES];
-    const uint row = get_global_id(0) / ROW_ITEMS;
     const V(float) zero = (V(float))(0.0f);
     RowPlan plan;
     plan.row = input + input_at + (size_t)row * input_stride;
@@ -220,6 +217,23 @@ __kernel __attribute__((reqd_work_group_size(ROW_ITEMS, 1, 1))) void row_operato
             store_codes(math_code(value, (V(float))(inverse)), (__global char *)out + out_row + at, valid);
         }
     }
+}
+
+// Item x, or the ROW_ITEMS items from x·ROW_ITEMS on: rows x·ROW_BATCH ...
+__kernel __attribute__((reqd_work_group_size(ROW_ITEMS, 1, 1))) void row_operator(
+    const __global float *input, ulong input_at, uint input_stride, uint operation, uint modulation,
+    const __global float *first, ulong first_at, const __global float *second, ulong second_at, float eps, float per_column,
+    const __global float *cosines, const __global float *sines, uint pairs,
+    __global void *out, ulong out_at, uint out_stride, __global float *scales, ulong scales_at, float inverse,
+    uint flags, uint sink, uint columns, uint rows)
+{
+    __local float shared_floats[LANES];
+    __local int shared_integers[LANES];
+    const uint start = get_global_id(0) / ROW_ITEMS * ROW_BATCH, end = min(start + ROW_BATCH, rows);
+    for (uint row = start; row < end; row++)
+        one_row(input, input_at, input_stride, operation, modulation, first, first_at, second, second_at, eps, per_column, cosines,
+                sines, pairs, out, out_at, out_stride, scales, scales_at, inverse, flags, sink, columns, row, shared_floats,
+                shared_integers);
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void add(
