@@ -182,13 +182,14 @@ fn one_run_shows_rates_cuts_deadlines_and_weights() {
             assert_eq!(deadline["share"].as_f64(), all, "{row:#}");
         }
         // One copy, except where each engine has its own.
-        let copies = if row["name"] == "data-parallel" { 2.0 } else { 1.0 };
+        let copies = if row["name"] == "data-parallel" { 2 } else { 1 };
         let Some(memory) = row["memory"].as_object() else {
             eprintln!("skipped: the kernel tells nothing about mappings");
             continue;
         };
         let artefacts = memory["artefacts"].as_array().unwrap();
-        assert_eq!(artefacts.len() as f64, copies, "{row:#}");
+        assert_eq!(artefacts.len(), copies, "{row:#}");
+        let copies = copies as f64;
         let share = row["weights_over_artefact"].as_f64().unwrap();
         assert!(share > copies - 0.5 && share <= copies * 1.05, "{row:#}");
         assert!(artefacts.iter().all(|artefact| artefact["mappings"].as_u64() > Some(0)), "{row:#}");

@@ -134,12 +134,11 @@ impl Configuration {
         let (mut lanes, processes) = self.open(bench)?;
         let is_serial = self.kind.is_serial();
         let all: Vec<usize> = self.engines.iter().flat_map(|(spec, _)| spec.resolved_cores()).collect();
-        let kernels = match self.kind {
-            Kind::HeteroTensor { .. } => vec![Kernels::best(&all).map_err(VideoError::from)?],
-            _ => {
-                let kernels = self.engines.iter().map(|(spec, _)| LastStage::kernels(Some(spec)));
-                kernels.collect::<Result<Vec<_>, _>>()?
-            }
+        let kernels = if let Kind::HeteroTensor { .. } = self.kind {
+            vec![Kernels::best(&all).map_err(VideoError::from)?]
+        } else {
+            let kernels = self.engines.iter().map(|(spec, _)| LastStage::kernels(Some(spec)));
+            kernels.collect::<Result<Vec<_>, _>>()?
         };
         let items = (0..bench.clips).map(|number| StreamItem {
             number,
@@ -149,17 +148,13 @@ impl Configuration {
         });
         let finish = |done: &Denoised<'_>| bench.last_stage.run(&kernels[done.lane], is_serial);
         let watch = |_: usize, _: &Event<'_>| keep_going(0, bench.blocks);
-        let report = match self.kind {
-            Kind::DataParallel => {
-                run_data_parallel_with(&mut lanes, items, bench.last_stage.in_data_parallel(), &finish, &watch)?
-            }
-            _ => {
-                let mut cut = |_: &_, blocks| if let Kind::Pipeline(cut) = self.kind { cut } else { blocks };
-                let (report, stopped) = run_stream_reporting(&mut lanes, items, &mut cut, &mut { finish }, &watch);
-                match stopped {
-                    None => report,
-                    Some(error) => return Err(error.into()),
-                }
+        let report = if self.kind == Kind::DataParallel {
+            run_data_parallel_with(&mut lanes, items, bench.last_stage.in_data_parallel(), &finish, &watch)?
+        } else {
+            let mut cut = |_: &_, blocks| if let Kind::Pipeline(cut) = self.kind { cut } else { blocks };
+            match run_stream_reporting(&mut lanes, items, &mut cut, &mut { finish }, &watch) {
+                (report, None) => report,
+                (_, Some(error)) => return Err(error.into()),
             }
         };
         self.keep(&report, bench.clips);

@@ -85,12 +85,11 @@ pub fn data_parallel_ms(blocks_ms: [f64; 2], last_ms: f64, clips: usize, is_on_s
         match ends {
             [Some(first), second] if second.is_none_or(|second| first <= second) => {
                 if is_on_second {
-                    match second {
-                        Some(second) => ends[1] = Some(second + last_ms),
-                        None => {
-                            free = free.max(first) + last_ms;
-                            over = over.max(free);
-                        }
+                    if let Some(second) = second {
+                        ends[1] = Some(second + last_ms);
+                    } else {
+                        free = free.max(first) + last_ms;
+                        over = over.max(free);
                     }
                 } else {
                     over = over.max(first);
@@ -114,14 +113,18 @@ mod tests {
     /// stages wait for nobody.
     #[test]
     fn clips_from_one_queue_by_hand() {
-        let (gpu, npu, decoder) = (180.0 * 12.8, 180.0 * 3.101, 275.0);
+        let (gpu, npu, decoder): (f64, f64, f64) = (180.0 * 12.8, 180.0 * 3.101, 275.0);
         let second_decode = (3.0 * (npu + decoder) + decoder + 3.0 * (npu + decoder)).max(2.0 * gpu) + decoder;
         let last = (second_decode + npu + decoder).max(3.0 * gpu) + decoder;
-        assert!((data_parallel_ms([gpu, npu], decoder, 10, true) - last).abs() < 1e-9);
-        assert_eq!(data_parallel_ms([4.0, 9.0], 1.0, 1, false), 5.0);
-        assert_eq!(data_parallel_ms([4.0, 9.0], 1.0, 3, false), 10.0);
+        let takes = |blocks_ms, last_ms, clips, is_on_second, want: f64| {
+            let got = data_parallel_ms(blocks_ms, last_ms, clips, is_on_second);
+            assert!((got - want).abs() < 1e-9, "{got} instead of {want}");
+        };
+        takes([gpu, npu], decoder, 10, true, last);
+        takes([4.0, 9.0], 1.0, 1, false, 5.0);
+        takes([4.0, 9.0], 1.0, 3, false, 10.0);
         // The second clip is the second engine's; the first one's last stage is done on the way.
-        assert_eq!(data_parallel_ms([4.0, 9.0], 1.0, 2, true), 11.0);
-        assert_eq!(data_parallel_ms([4.0, 4.0], 1.0, 0, true), 0.0);
+        takes([4.0, 9.0], 1.0, 2, true, 11.0);
+        takes([4.0, 4.0], 1.0, 0, true, 0.0);
     }
 }

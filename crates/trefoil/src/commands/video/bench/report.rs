@@ -101,7 +101,7 @@ impl Outcome<'_> {
             "verdict": self.verdict(best),
             "weights": {
                 "artefact_bytes": std::fs::metadata(self.artefact).map(|about| about.len()).ok(),
-                "copies": self.copies(best.all),
+                "copies": best.all.memory.as_ref().map(|memory| memory.artefacts.len()),
             },
             "peak_resident_bytes": trefoil_weights::memory::peak_resident_bytes(),
             "conditions": conditions(),
@@ -113,11 +113,6 @@ impl Outcome<'_> {
     fn promised(&self, rates: VideoRates) -> Option<Value> {
         let cut = trefoil_plan::stream::one_cut(rates, self.measured.blocks as u32).ok()?;
         Some(json!(cut))
-    }
-
-    /// Artefacts that a configuration has in memory.
-    fn copies(&self, row: &Configuration) -> Option<usize> {
-        row.memory.as_ref().map(|memory| memory.artefacts.len())
     }
 
     /// Every cut that was chosen, with the configuration that ran it.
