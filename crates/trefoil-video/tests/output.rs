@@ -299,3 +299,16 @@ fn mp4_holds_a_sample_per_frame_where_its_table_says() {
     let message = ClipWriter::create(&path, (8, 64), 1, metadata()).map(|_| ()).unwrap_err().to_string();
     assert!(message.contains("MP4 frames have 16 to 65535 pixels a side, not 64×8"), "{message}");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_device_is_refused_and_stays_a_device() {
+    let scratch = tempfile::tempdir().unwrap();
+    for name in ["clip.png", "clip.gif", "clip.safetensors"] {
+        let link = scratch.path().join(name);
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        let message = ClipWriter::create(&link, SIZE, 1, metadata()).map(|_| ()).unwrap_err().to_string();
+        assert!(message.contains("no ordinary file") && !message.contains('\n'), "{message}");
+    }
+    assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
+}

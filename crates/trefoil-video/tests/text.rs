@@ -6,7 +6,7 @@ mod media;
 use media::{demo_model, errors, golden, integers, kernels, tensor, write_safetensors};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use trefoil_video::text::{TextConfig, TextEncoder, Tokenizer, clean};
+use trefoil_video::text::{TextConfig, TextEncoder, TextPath, Tokenizer, clean, pack_text};
 
 fn tokenizer_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/tokenizer")
@@ -198,4 +198,63 @@ fn damaged_encoders_and_foreign_ids_are_named() {
     assert_eq!(message, "prompt 1: the encoder gave NaN; its weights are damaged");
     let message = TextEncoder::open(&folder.join("vae.diffusers.safetensors")).unwrap_err().to_string();
     assert!(message.contains("it is no umT5 encoder"), "{message}");
+}
+
+/// Relative RMS of the error, and the cosine.
+fn likeness(got: &[f32], want: &[f32]) -> (f64, f64) {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
+    (errors(got, want).0, dot(got, want) / (dot(got, got) * dot(want, want)).sqrt())
+}
+
+#[test]
+fn packed_encoders_give_states_like_those_of_f32() {
+    let scratch = tempfile::tempdir().unwrap();
+    let packed = scratch.path().join("text.trefoil");
+    if let Some(folder) = golden() {
+        let io = folder.join("umt5.io.safetensors");
+        let prompts: Vec<Vec<u32>> = ["s", "full", "long"].map(|case| ids_of(&io, case)).to_vec();
+        for layout in ["umt5.hf.safetensors", "umt5.wan_orig.safetensors"] {
+            let plain = TextEncoder::open(&folder.join(layout)).unwrap();
+            let report = pack_text(&folder.join(layout), &packed, |_| {}).unwrap();
+            // Seven matrices of each of three layers.
+            assert_eq!((report.regions, report.unmatched.len()), (3, 0), "{report:?}");
+            let encoder = TextEncoder::open(&packed).unwrap();
+            assert_eq!((encoder.text_path(), encoder.config()), (TextPath::Int8, plain.config()));
+            let (got, want) =
+                (encoder.encode(&kernels(), &prompts).unwrap(), plain.encode(&kernels(), &prompts).unwrap());
+            assert_eq!(got.lengths, want.lengths);
+            let (relative, cosine) = likeness(&got.values, &want.values);
+            println!("{layout}: relative RMS {relative:.2e}, cosine {cosine:.6}");
+            assert!(relative < 2e-2 && cosine > 0.9998, "{layout}: {relative:e} {cosine}");
+            // Twice is the same: pages that were given back are read again.
+            assert_eq!(encoder.encode(&kernels(), &prompts).unwrap(), got);
+            let message = pack_text(&packed, &scratch.path().join("again"), |_| {}).unwrap_err().to_string();
+            assert!(message.contains("packed already"), "{message}");
+        }
+    }
+    if let Some(model) = demo_model() {
+        let plain = TextEncoder::open(&model).unwrap();
+        pack_text(&model, &packed, |_| {}).unwrap();
+        let encoder = TextEncoder::open(&packed).unwrap();
+        let tokenizer = Tokenizer::open(&model, plain.config().eos_token_id).unwrap();
+        let text = "a red circle moves left over a dark background";
+        let ids = vec![tokenizer.encode(text, plain.config().text_len, 1).unwrap().ids];
+        let (got, want) = (encoder.encode(&kernels(), &ids).unwrap(), plain.encode(&kernels(), &ids).unwrap());
+        let (relative, cosine) = likeness(&got.values, &want.values);
+        println!("demo model: relative RMS {relative:.2e}, cosine {cosine:.6}");
+        assert!(relative < 2e-2 && cosine > 0.9998, "{relative:e} {cosine}");
+        let size = |path: &Path| std::fs::metadata(path).unwrap().len();
+        assert!(encoder.working_bytes(16) < plain.working_bytes(16) && size(&packed) > 0);
+    }
+}
+
+#[test]
+fn files_that_are_no_packed_encoder_are_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("x.trefoil");
+    std::fs::write(&file, b"not an artefact").unwrap();
+    let message = TextEncoder::open(&file).unwrap_err().to_string();
+    assert!(message.contains("x.trefoil") && !message.contains('\n'), "{message}");
+    let missing = TextEncoder::open(&scratch.path().join("nowhere.trefoil")).unwrap_err().to_string();
+    assert!(missing.contains("nowhere.trefoil"), "{missing}");
 }

@@ -218,6 +218,84 @@ fn a_latent_becomes_a_clip_in_every_format() {
     assert!(bytes.windows(14).any(|window| window == b"\"prompt\":\"mine"));
 }
 
+/// Whether an OpenCL device can run the decoder here.
+fn has_opencl() -> bool {
+    use trefoil_kernels::opencl::{Device, OpenClError};
+    match Device::list() {
+        Ok(devices) if devices.iter().any(|device| device.unfit.is_none()) => true,
+        Ok(_) | Err(OpenClError::Library | OpenClError::NoDevice) => {
+            let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
+            let required = is_set("TREFOIL_REQUIRE_BACKENDS") && !is_set("TREFOIL_TEST_WITHOUT_OPENCL");
+            assert!(!required, "no OpenCL device");
+            eprintln!("skipped: no OpenCL device");
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn either_engine_decodes_a_latent() {
+    let space = space();
+    let decode = |engine: &str, more: &[&str]| {
+        let fixed = ["video", "decode", "model", "--latent", LATENT, "-o", "f.safetensors", "--json", "--engine"];
+        let told = json(&space.output(fixed.iter().chain(&[engine]).chain(more)));
+        (told, read_tensor(&space.path("f.safetensors"), "frames").1)
+    };
+    let (told, on_cpu) = decode("cpu@0", &[]);
+    assert_eq!((told["engine"].as_str(), told["threads"].as_u64()), (Some("cpu@0"), Some(1)));
+    let fails = |more: &[&str], want: &str| {
+        let fixed = ["video", "decode", "model", "--latent", LATENT, "-o", "none.safetensors"];
+        let message = space.fails(fixed.iter().chain(more), 2);
+        assert!(message.contains(want), "{message}");
+    };
+    fails(&["--engine", "gpu"], "unknown kind");
+    fails(&["--engine", "cpu@4000"], "core 4000 is not among");
+    fails(&["--engine", "cpu@0", "--cores", "0"], "cannot be used with");
+    if !has_opencl() {
+        return;
+    }
+    let (coded, on_device) =
+        (decode("cpu@0", &["--vae-path", "int8"]).1, decode("opencl@0", &["--vae-path", "int8"]).1);
+    let off: f32 = coded.iter().zip(&on_device).map(|(a, b)| (a - b) * (a - b)).sum();
+    let all: f32 = coded.iter().map(|a| a * a).sum();
+    assert!((off / all).sqrt() < 1e-2, "{}", (off / all).sqrt());
+    for more in [&[][..], &["--tile", "6", "--tile-stride", "4"]] {
+        let (told, on_device) = decode("opencl@0", more);
+        assert!(told["kernels"].as_str().unwrap().starts_with("OpenCL"), "{told:#}");
+        assert!(told["notes"][0].as_str().unwrap().contains("opencl@0 is"), "{told:#}");
+        let (_, want) = decode("cpu@0", more);
+        let off = on_device.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0f32, f32::max);
+        assert!(off < 1e-4 && on_device.len() == on_cpu.len(), "{off:e}");
+    }
+    fails(&["--engine", "opencl:no such"], "there is no OpenCL device `no such`");
+}
+
+#[test]
+fn a_packed_text_encoder_gives_almost_the_same_states() {
+    let space = space();
+    fs::write(space.path("p.txt"), "a ball\n").unwrap();
+    let encode = |path: &str| {
+        let fixed = ["video", "encode", "model", "p.txt", "-o", "t.safetensors", "--json", "--cache", "cache"];
+        let told = json(&space.output(fixed.iter().chain(&["--text-path", path])));
+        assert_eq!(told["text_path"], path);
+        read_tensor(&space.path("t.safetensors"), "text_embeds").1
+    };
+    let (exact, packed) = (encode("f32"), encode("int8"));
+    let files = names(&space.path("cache/video"));
+    assert!(files.len() == 1 && files[0].ends_with(".text.trefoil"), "{files:?}");
+    let off: f32 = exact.iter().zip(&packed).map(|(a, b)| (a - b) * (a - b)).sum();
+    let all: f32 = exact.iter().map(|a| a * a).sum();
+    assert!(off > 0.0 && (off / all).sqrt() < 0.03, "{}", (off / all).sqrt());
+    assert_eq!(encode("int8"), packed, "from the cache");
+    // The packed file can be named, where the tokenizer is said.
+    let file = format!("cache/video/{}", files[0]);
+    let named = ["video", "encode", &file, "p.txt", "-o", "t.safetensors", "--tokenizer", "model"];
+    assert!(space.fails(named, 2).contains("packed in int8; give --text-path int8"));
+    space.run(named.iter().chain(&["--text-path", "int8"]));
+    assert_eq!(read_tensor(&space.path("t.safetensors"), "text_embeds").1, packed);
+}
+
 #[test]
 fn prompts_become_text_states() {
     let space = space();

@@ -74,6 +74,8 @@ fn what_cannot_be_generated_is_told_in_one_line_and_leaves_nothing() {
     };
     assert!(fails(&["nowhere", PROMPT, "-o", "clip.png"]).contains("nowhere"));
     assert!(fails(&[&model, "", "-o", "clip.png"]).contains("no text"));
+    assert!(fails(&[&model, &"x".repeat(70_000), "-o", "clip.png"]).contains("70000 bytes are more than 65536"));
+    assert!(fails(&[&model, PROMPT, "-o", "/dev/full/clip.png"]).contains("/dev/full"));
     assert!(fails(&[&model, PROMPT, "-o", "clip.png", "--size", "65x64"]).contains("multiples of 16"));
     assert!(fails(&[&model, PROMPT, "-o", "clip.png", "--frames", "18"]).contains("17 or 21"));
     assert!(fails(&[&model, PROMPT, "-o", "clip.xyz"]).contains(".xyz"));

@@ -172,6 +172,37 @@ fn baselines_say_what_is_best_and_who_keeps_which_deadline() {
 }
 
 #[test]
+fn the_engine_that_ends_a_clip_decodes_it_and_may_be_chosen() {
+    use trefoil_kernels::opencl::Device;
+    let Some(engines) = two_engines() else { return };
+    let space = workspace();
+    // Paths of decoder and text encoder are settings of the job.
+    let report = stream(&space, "int8", &["--engines", engines, "--format", "gif", "--vae-path", "int8"]);
+    assert!(report["decoder"]["what"].as_str().unwrap().starts_with("decoding in int8 on cpu@1"), "{report:#}");
+    let path = report["job"]["clips"][0]["done"]["numeric_path"].as_str().unwrap();
+    assert!(path.ends_with(", decoder int8"), "{report:#}");
+    let message = space.fails(arguments("int8", &["--format", "gif"]), 2);
+    assert!(message.contains(r#"its decoder path is "int8", this one's is "f32""#), "{message}");
+    let report =
+        stream(&space, "text", &["--engines", engines, "--format", "gif", "--text-path", "int8", "--order", "auto"]);
+    let orders = report["orders"].as_array().unwrap();
+    assert_eq!((orders.len(), &orders[1]["engines"][1]), (2, &orders[0]["engines"][0]));
+    let shortest = orders.iter().map(|order| order["cut"]["period"].as_f64().unwrap()).fold(f64::MAX, f64::min);
+    assert_eq!(report["predicted_period_ms"].as_f64(), Some(shortest));
+    if !Device::list().is_ok_and(|devices| devices.iter().any(|device| device.unfit.is_none())) {
+        eprintln!("skipped: no OpenCL device");
+        return;
+    }
+    let fixed = ["--format", "frames", "--engines", "cpu@0,opencl@1", "--cut", "9"];
+    let report = stream(&space, "device", &fixed);
+    assert!(report["decoder"]["what"].as_str().unwrap().contains("on opencl@1 (OpenCL"), "{report:#}");
+    assert_eq!(names(&space.path("device/0002-a-blue-square-grows-over-a-grey")).len(), 6);
+    let baselines = ["--engines", "cpu@0,opencl@1", "--baselines", "--count", "2", "--format", "gif"];
+    let report = stream(&space, "baselines", &baselines);
+    assert!(report["configurations"].as_array().unwrap().len() >= 4, "{report:#}");
+}
+
+#[test]
 fn guidance_takes_a_second_text_and_changes_the_clips() {
     let space = workspace();
     let model = model();

@@ -78,7 +78,7 @@ impl Frame {
     }
 
     /// All values, border included.
-    pub(super) fn data(&self) -> &[f32] {
+    pub(crate) fn data(&self) -> &[f32] {
         &self.data
     }
 

@@ -32,12 +32,12 @@ const VALUES: usize = TILE_ROWS * TILE;
 pub struct Int8ConvWeights {
     shape: FilterShape,
     /// For each 32 outputs, frame and filter row: codes in tile order, inputs padded to whole tiles.
-    panels: Vec<i8>,
+    pub(crate) panels: Vec<i8>,
     /// Per 32 outputs and frame: sums of the codes.
-    sums: Vec<[i32; TILE]>,
+    pub(crate) sums: Vec<[i32; TILE]>,
     /// Padded to whole tiles.
-    scales: Vec<f32>,
-    bias: Vec<f32>,
+    pub(crate) scales: Vec<f32>,
+    pub(crate) bias: Vec<f32>,
 }
 
 impl Int8ConvWeights {

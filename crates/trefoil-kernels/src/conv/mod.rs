@@ -13,9 +13,9 @@ mod codes;
 mod few;
 mod frame;
 mod int8;
-mod norm;
-mod weights;
-mod winograd;
+pub(crate) mod norm;
+pub(crate) mod weights;
+pub(crate) mod winograd;
 
 pub use codes::CodeFrame;
 pub use frame::Frame;
@@ -113,7 +113,19 @@ fn check<'f>(
     weights: &ConvWeights,
     out: &Frame,
 ) -> Result<Option<&'f Frame>, KernelError> {
-    let shape = weights.shape;
+    let extent = |frame: &Frame| [frame.height(), frame.width(), frame.channels()];
+    let extents: Vec<Option<[usize; 3]>> = frames.iter().map(|frame| frame.map(extent)).collect();
+    check_extents(&extents, (weights.shape, weights.scale), extent(out))?;
+    Ok(frames.iter().copied().flatten().next())
+}
+
+/// Height, width and channels of every frame and of the destination must fit the filter and each other.
+pub(crate) fn check_extents(
+    frames: &[Option<[usize; 3]>],
+    (shape, scale): (FilterShape, usize),
+    out: [usize; 3],
+) -> Result<(), KernelError> {
+    let told = |[height, width, channels]: [usize; 3]| format!("{height}×{width}×{channels}");
     if frames.len() != shape.frames {
         return Err(KernelError::shapes(
             "conv",
@@ -122,37 +134,36 @@ fn check<'f>(
             "there must be one frame per frame of the filter",
         ));
     }
-    let mut first: Option<&Frame> = None;
-    for frame in frames.iter().flatten() {
-        if frame.channels() != shape.inputs {
+    let mut first: Option<[usize; 3]> = None;
+    for &frame in frames.iter().flatten() {
+        if frame[2] != shape.inputs {
             return Err(KernelError::shapes(
                 "conv",
-                ("the input", frame.shape()),
+                ("the input", told(frame)),
                 ("the filter", shape),
                 "channels of the input must be inputs of the filter",
             ));
         }
         let extent = *first.get_or_insert(frame);
-        if (extent.height(), extent.width()) != (frame.height(), frame.width()) {
+        if extent != frame {
             return Err(KernelError::shapes(
                 "conv",
-                ("one frame", extent.shape()),
-                ("another", frame.shape()),
+                ("one frame", told(extent)),
+                ("another", told(frame)),
                 "frames must have the same extent",
             ));
         }
     }
-    let scale = weights.scale;
-    let extent = first.map_or((out.height(), out.width()), |frame| (frame.height() * scale, frame.width() * scale));
-    if (out.height(), out.width(), out.channels()) != (extent.0, extent.1, shape.outputs) {
+    let [height, width, _] = first.map_or(out, |[height, width, _]| [height * scale, width * scale, 0]);
+    if out != [height, width, shape.outputs] {
         return Err(KernelError::shapes(
             "conv",
-            ("the destination", out.shape()),
-            ("the result", format!("{}×{}×{}", extent.0, extent.1, shape.outputs)),
+            ("the destination", told(out)),
+            ("the result", told([height, width, shape.outputs])),
             "they must have the same shape",
         ));
     }
-    Ok(first)
+    Ok(())
 }
 
 /// One thread's rows of a convolution.

@@ -66,7 +66,7 @@ impl Kernels {
 }
 
 /// √C, rounded once.
-pub(super) fn root_of(channels: usize) -> f32 {
+pub(crate) fn root_of(channels: usize) -> f32 {
     (channels as f64).sqrt() as f32
 }
 

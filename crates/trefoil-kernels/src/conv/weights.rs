@@ -37,38 +37,38 @@ impl std::fmt::Display for FilterShape {
 
 /// Neighbouring pixels of one row of one frame that are multiplied together: their channels are consecutive in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
+pub(crate) struct Run {
     /// Which of the frames.
-    pub(super) frame: usize,
+    pub(crate) frame: usize,
     /// Row and column of the first pixel, relative to one left above the output's pixel.
-    pub(super) row: usize,
-    pub(super) column: usize,
+    pub(crate) row: usize,
+    pub(crate) column: usize,
     /// Pixels.
-    pub(super) pixels: usize,
+    pub(crate) pixels: usize,
 }
 
 /// Where output pixel (y, x) goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Placement {
+pub(crate) struct Placement {
     /// 1, or 2 for one of the four phases of an upsampling convolution.
-    pub(super) step: usize,
-    pub(super) row: usize,
-    pub(super) column: usize,
+    pub(crate) step: usize,
+    pub(crate) row: usize,
+    pub(crate) column: usize,
 }
 
 /// One packed filter: for each 32 output channels the products in the order of the runs, `[products][32]`.
 #[derive(Debug, Clone)]
-pub(super) struct Phase {
-    pub(super) runs: Vec<Run>,
-    pub(super) placement: Placement,
-    pub(super) panels: Vec<f32>,
+pub(crate) struct Phase {
+    pub(crate) runs: Vec<Run>,
+    pub(crate) placement: Placement,
+    pub(crate) panels: Vec<f32>,
     /// Products of one output: Σ run.pixels · inputs.
-    pub(super) products: usize,
+    pub(crate) products: usize,
 }
 
 /// How the products are taken.
 #[derive(Debug, Clone)]
-pub(super) enum Form {
+pub(crate) enum Form {
     /// As defined, one phase, or four of an upsampling convolution.
     Direct(Vec<Phase>),
     /// Filters transformed for [`winograd`].
@@ -80,11 +80,11 @@ pub(super) enum Form {
 /// A packed convolution.
 #[derive(Debug, Clone)]
 pub struct ConvWeights {
-    pub(super) shape: FilterShape,
-    pub(super) form: Form,
+    pub(crate) shape: FilterShape,
+    pub(crate) form: Form,
     /// Padded to whole tiles.
-    pub(super) bias: Vec<f32>,
-    pub(super) scale: usize,
+    pub(crate) bias: Vec<f32>,
+    pub(crate) scale: usize,
 }
 
 /// Filter rows (or columns) that meet the first and the second input row under the filter, by parity of the output.

@@ -18,7 +18,7 @@ use crate::multiversion::multiversion;
 use trefoil_weights::tile::TILE;
 
 /// Products of a pair of outputs and a filter row.
-pub(super) const POINTS: usize = 4;
+pub(crate) const POINTS: usize = 4;
 /// Pairs that share a panel.
 const BLOCK_PAIRS: usize = 192;
 /// Pairs of a band of rows, whose inputs are transformed together: enough for whole blocks, few enough for the cache.
@@ -29,7 +29,7 @@ const MOST_CHANNELS: usize = 256;
 const FEWEST_CHANNELS: usize = 32;
 
 /// Whether a filter is computed this way.
-pub(super) fn suits(shape: FilterShape) -> bool {
+pub(crate) fn suits(shape: FilterShape) -> bool {
     let sides = [shape.inputs, shape.outputs];
     (shape.height, shape.width) == (3, 3) && sides.iter().all(|side| (FEWEST_CHANNELS..=MOST_CHANNELS).contains(side))
 }

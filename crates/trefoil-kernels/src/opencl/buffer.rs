@@ -240,6 +240,11 @@ impl<T: Element> Buffer<T> {
         self.host().bytes().0.as_ptr().cast()
     }
 
+    /// Whether it belongs to the kernels of `session`.
+    pub(super) fn is_of(&self, session: &Arc<Session>) -> bool {
+        Arc::ptr_eq(&self.session, session)
+    }
+
     pub(super) fn memory(&self) -> cl_mem {
         self.memory.get()
     }
@@ -486,4 +491,11 @@ pub struct RowsMut<'b, T> {
     pub(super) view: Rows<'b, T>,
     /// Made from an exclusive borrow, which it keeps.
     exclusive: PhantomData<&'b mut Buffer<T>>,
+}
+
+impl<'b, T> RowsMut<'b, T> {
+    /// Of scratch that the caller holds the lock of.
+    pub(super) fn of_scratch(view: Rows<'b, T>) -> RowsMut<'b, T> {
+        RowsMut { view, exclusive: PhantomData }
+    }
 }

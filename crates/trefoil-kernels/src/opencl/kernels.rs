@@ -25,6 +25,27 @@ pub(super) struct State {
     pub(super) block_sums: Scratch<i32>,
     /// What a block of keys contributes to each row, and the totals.
     pub(super) weights: Scratch<f32>,
+    /// Of the f32 operators on frames.
+    pub(super) frames: FrameScratch,
+}
+
+/// Scratch of the operators on frames.
+#[derive(Default)]
+pub(super) struct FrameScratch {
+    /// Transformed inputs of a band of rows.
+    pub(super) transformed: Scratch<f32>,
+    /// Keys and values of an attention, packed.
+    pub(super) keys: Scratch<f32>,
+    pub(super) values: Scratch<f32>,
+    /// Scores of a band of queries, and their softmax.
+    pub(super) scores: Scratch<f32>,
+    pub(super) shares: Scratch<f32>,
+}
+
+impl FrameScratch {
+    fn bytes(&self) -> usize {
+        [&self.transformed, &self.keys, &self.values, &self.scores, &self.shares].map(Scratch::bytes).into_iter().sum()
+    }
 }
 
 impl State {
@@ -39,6 +60,12 @@ impl State {
 
 /// A buffer that grows.
 pub(super) struct Scratch<T>(Option<Buffer<T>>);
+
+impl<T> Default for Scratch<T> {
+    fn default() -> Self {
+        Scratch(None)
+    }
+}
 
 impl<T: Element> Scratch<T> {
     /// At least `len` elements.
@@ -115,6 +142,7 @@ impl Kernels {
             codes: Scratch(None),
             block_sums: Scratch(None),
             weights: Scratch(None),
+            frames: FrameScratch::default(),
         };
         let kernels = Kernels {
             variant,
@@ -200,6 +228,7 @@ impl Kernels {
             + state.codes.bytes()
             + state.block_sums.bytes()
             + state.weights.bytes()
+            + state.frames.bytes()
     }
 
     /// `out ← left + right`, element by element: the modulation of a step.
@@ -271,7 +300,7 @@ impl Kernels {
 }
 
 /// Every kernel of the source.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 19] = [
     "gemm_w8a8",
     "row_sums",
     "row_operator",
@@ -282,4 +311,13 @@ const NAMES: [&str; 10] = [
     "attention_codes",
     "attention_values",
     "check_arithmetic",
+    "float_product",
+    "winograd_inputs",
+    "winograd_product",
+    "pixel_norm",
+    "pack_pixels",
+    "norm_ranges",
+    "code_parameters",
+    "norm_codes",
+    "codes_product",
 ];

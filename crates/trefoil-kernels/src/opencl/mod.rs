@@ -1,4 +1,5 @@
-//! The `w8a8` kernels for OpenCL devices: the same operators on the same bytes, with the same bits as the CPU's.
+//! The `w8a8` kernels for OpenCL devices: the same operators on the same bytes, with the same bits as the CPU's; and the f32
+//! and INT8 operators of the video decoder ([`Frame`], [`ConvWeights`], [`Int8ConvWeights`]), of which f32 is held to an error bound.
 //!
 //! The library is loaded when it is first used; a machine without it gets [`OpenClError::Library`]. [`Device::list`] shows
 //! what there is, [`Device::open`] takes one by number, [`Kernels`] has the operators of [`crate::Kernels`]. Memory is the
@@ -18,6 +19,7 @@ mod attention;
 pub mod bench;
 mod buffer;
 mod call;
+mod conv;
 mod cores;
 mod device;
 mod error;
@@ -31,6 +33,7 @@ mod variant;
 pub use attention::{AttentionSink, PackedKeyValue, QUERY_BLOCK};
 pub use buffer::{Buffer, Element, HostMemory, Reading, Rows, RowsMut, Vector, Writing};
 pub use call::{DISPATCH_ELEMENTS, DISPATCH_MULTIPLY_ADDS};
+pub use conv::{CodeFrame, ConvSink, ConvWeights, Frame, Int8ConvWeights};
 pub use device::{Device, DeviceInfo, DeviceKind};
 pub use error::OpenClError;
 pub use gemm::{ActivationScale, Adapter, Codes, Epilogue, GemmSink, Tiled};

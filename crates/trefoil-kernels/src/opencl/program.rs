@@ -49,6 +49,8 @@ pub(super) fn source(variant: Variant) -> String {
         include_str!("cl/gemm.cl"),
         include_str!("cl/rows.cl"),
         include_str!("cl/attention.cl"),
+        include_str!("cl/conv.cl"),
+        include_str!("cl/conv_codes.cl"),
     ]
     .concat()
 }

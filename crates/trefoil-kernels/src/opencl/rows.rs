@@ -2,6 +2,7 @@
 
 use super::call::{DISPATCH_ELEMENTS, SINK_CODES, SINK_DYNAMIC, SINK_F32};
 use super::gemm::{FLAG_ROUND_F16, check_codes, check_vector};
+use super::kernels::State;
 use super::{Buffer, Kernels, OpenClError, Rows, RowsMut, Vector};
 use crate::rows::check_eps;
 use crate::{KernelError, Operands};
@@ -225,9 +226,30 @@ impl Kernels {
         operation: &Operation<'_>,
         sink: &RowSink<'_>,
     ) -> Result<(), OpenClError> {
+        self.row_operator_in(&self.state(), operator, input, operation, sink)
+    }
+
+    /// Softmax of every row within a call that holds the lock.
+    pub(super) fn softmax_in(
+        &self,
+        state: &State,
+        input: Rows<'_, f32>,
+        out: RowsMut<'_, f32>,
+    ) -> Result<(), OpenClError> {
+        let sink = RowSink::F32 { out, operands: Operands::F32 };
+        self.row_operator_in(state, "softmax", input, &Operation { kind: SOFTMAX, ..Operation::default() }, &sink)
+    }
+
+    fn row_operator_in(
+        &self,
+        state: &State,
+        operator: &'static str,
+        input: Rows<'_, f32>,
+        operation: &Operation<'_>,
+        sink: &RowSink<'_>,
+    ) -> Result<(), OpenClError> {
         sink.check(operator, input.rows, input.columns)?;
         let floats = &self.no_floats;
-        let state = self.state();
         let per_column = 1.0 / input.columns.max(1) as f32;
         let (cosines, sines, pairs) =
             operation.rotary.map_or((floats, floats, 0), |table| (&table.cosines, &table.sines, table.pairs));

@@ -5,11 +5,13 @@
 //! implementation on a device or in another process maps both and needs nothing else from here.
 
 mod cpu;
+mod decoding;
 mod opencl;
 mod shaped;
 mod spec;
 
 pub use cpu::CpuEngine;
+pub use decoding::{DecoderEngine, EngineDecoder, OnCores};
 pub use opencl::{HeteroTensorEngine, OpenClEngine, WeightBuffers, choose_device, is_on_cores};
 pub use shaped::{Shape, ShapedEngine, stand_in};
 pub use spec::{EngineKind, EngineSpec, allowed_cores, parse_engines};

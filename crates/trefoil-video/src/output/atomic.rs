@@ -26,6 +26,10 @@ impl AtomicFile {
         if path.is_dir() {
             return Err(OutputError::format(path, "there is a folder of this name; name a file"));
         }
+        // A device or a pipe would be replaced, not written.
+        if path.metadata().is_ok_and(|about| !about.is_file()) {
+            return Err(OutputError::format(path, "it is no ordinary file; name another"));
+        }
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let file = tempfile::Builder::new()
             .prefix(TEMPORARY)

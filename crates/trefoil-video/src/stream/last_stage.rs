@@ -4,12 +4,11 @@ use crate::VideoError;
 use crate::denoise::{Clip, Lane};
 use crate::rates::cycle;
 use crate::tensors::Tensor;
-use crate::vae::{Latent, VaeDecoder};
+use crate::vae::{DecoderKernels, Latent, VaeDecoder};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use trefoil_core::Samples;
-use trefoil_kernels::Kernels;
 
 /// Short stages are timed again until this much time is used, at most [`MOST_SAMPLES`] times.
 const ENOUGH: Duration = Duration::from_millis(600);
@@ -90,9 +89,9 @@ fn panicked() -> VideoError {
 ///
 /// # Errors
 /// Extents that the decoder refuses; an error of `keep_going`, which is asked before each latent frame.
-pub fn time_decoding(
+pub fn time_decoding<'k>(
     decoder: &VaeDecoder,
-    kernels: &Kernels,
+    kernels: impl Into<DecoderKernels<'k>>,
     [frames, height, width]: [usize; 3],
     keep_going: &(dyn Fn() -> Result<(), VideoError> + Sync),
 ) -> Result<f64, VideoError> {
@@ -103,6 +102,7 @@ pub fn time_decoding(
     let mut values = crate::noise::torch_normals(41, len.max(16));
     values.truncate(len);
     let latent = Latent::new(channels, timed, height, width, values)?.denormalise(decoder.config())?;
+    let kernels = kernels.into();
     let mut session = decoder.session(height, width)?;
     let (mut total, mut last) = (0.0, 0.0);
     for frame in 0..timed {

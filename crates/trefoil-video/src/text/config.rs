@@ -1,11 +1,11 @@
 //! Sizes of a umT5 encoder, from `config.json` where there is one, else from the tensors.
 
 use super::TextError;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// The configuration in transformers' words. Keys that encoding does not need are ignored.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TextConfig {
     /// Tokens that have an embedding.
     pub vocab_size: usize,

@@ -7,11 +7,13 @@
 use super::TextError;
 use super::config::{MAX_LAYERS, TextConfig, distance, eos, epsilon, feed_forward, text_len};
 use super::layout::{Layout, Part};
+use super::weights::{TextPath, Weights, float_tensor, record};
 use std::path::{Path, PathBuf};
 use trefoil_kernels::{
     Activation, FloatEpilogue, FloatWeights, GemmSink, Kernels, Operands, RowSink, Rows, RowsMut, Workspace,
 };
-use trefoil_weights::checkpoint::{Checkpoint, SourceTensor, SourceType};
+use trefoil_weights::Artefact;
+use trefoil_weights::checkpoint::Checkpoint;
 
 /// Weights widened at a time: 16 MiB.
 const WIDENED: usize = 4 << 20;
@@ -39,19 +41,22 @@ impl TextStates {
 /// An open text encoder: headers and sizes, no weights.
 #[derive(Debug)]
 pub struct TextEncoder {
-    checkpoint: Checkpoint,
+    weights: Weights,
     layout: Layout,
     config: TextConfig,
     path: PathBuf,
 }
 
 impl TextEncoder {
-    /// Opens a `text_encoder/` folder, a safetensors file or index, or a pipeline folder that holds `text_encoder/`. Both
-    /// public layouts are read. Shapes of all tensors are checked here.
+    /// Opens a `text_encoder/` folder, a safetensors file or index, or a pipeline folder that holds `text_encoder/`; or a file that
+    /// [`super::pack_text`] made. Both public layouts are read. Shapes of all tensors are checked here.
     ///
     /// # Errors
     /// Files that cannot be read, a config of another model, tensors missing or of another shape (by name).
     pub fn open(path: &Path) -> Result<TextEncoder, TextError> {
+        if path.extension().is_some_and(|extension| extension == "trefoil") {
+            return TextEncoder::open_packed(path);
+        }
         let folder = path.join("text_encoder");
         let path = if folder.is_dir() { folder } else { path.to_path_buf() };
         let checkpoint = Checkpoint::open(&path, &[])?;
@@ -74,9 +79,28 @@ impl TextEncoder {
             Some(value) if layout == Layout::Transformers => TextConfig::from_json(value, &config_path)?,
             _ => infer(&checkpoint, layout)?,
         };
-        let encoder = TextEncoder { checkpoint, layout, config, path };
+        let encoder = TextEncoder { weights: Weights::Checkpoint(checkpoint), layout, config, path };
         encoder.check()?;
         Ok(encoder)
+    }
+
+    fn open_packed(path: &Path) -> Result<TextEncoder, TextError> {
+        let artefact = Artefact::open(path)?;
+        let record = record(&artefact)?;
+        let layout = if record.is_original { Layout::Original } else { Layout::Transformers };
+        let (weights, path) = (Weights::Packed(artefact), path.to_path_buf());
+        let encoder = TextEncoder { weights, layout, config: record.config, path };
+        encoder.check()?;
+        Ok(encoder)
+    }
+
+    /// What the weights of its layers are.
+    pub fn text_path(&self) -> TextPath {
+        self.weights.path()
+    }
+
+    pub(super) fn is_original(&self) -> bool {
+        self.layout == Layout::Original
     }
 
     /// Sizes.
@@ -89,8 +113,8 @@ impl TextEncoder {
         &self.path
     }
 
-    /// Bytes that encoding `tokens` tokens (of all prompts together) takes at most, weights in hand included. The mapped
-    /// file comes on top only as cache that the system may drop.
+    /// Bytes that encoding `tokens` tokens (of all prompts together) takes at most, weights in hand included: pieces of a matrix while
+    /// it is widened, or a layer of a packed file. The mapped file comes on top only as cache that the system may drop.
     pub fn working_bytes(&self, tokens: usize) -> usize {
         let config = &self.config;
         let inner = config.num_heads * config.d_kv;
@@ -98,7 +122,10 @@ impl TextEncoder {
         let longest = tokens.min(config.text_len);
         let per_token = 2 * config.d_model + (3 * inner + inner).max(2 * config.d_ff);
         // A matrix is mapped in the file's own type while it is widened.
-        let weights = 2 * WIDENED.max(widest);
+        let weights = match self.text_path() {
+            TextPath::F32 => 2 * WIDENED.max(widest),
+            TextPath::Int8 => self.weights.layer_bytes() / size_of::<f32>(),
+        };
         let attention = longest * longest + config.d_kv * longest;
         size_of::<f32>() * (tokens * per_token + weights + attention)
     }
@@ -138,6 +165,7 @@ impl TextEncoder {
         for layer in 0..config.num_layers {
             pass.attention(layer)?;
             pass.feed_forward(layer)?;
+            self.weights.release(layer);
         }
         pass.norm(self.layout.final_norm())?;
         let mut values = vec![0f32; prompts.len() * config.text_len * width];
@@ -155,29 +183,26 @@ impl TextEncoder {
         Ok(TextStates { text_len: config.text_len, width, lengths, values })
     }
 
-    /// Rows of the token table, each mapped on its own: a vocabulary of 256,384 rows is never read whole.
+    /// Rows of the token table, each read on its own: a vocabulary of 256,384 rows is never read whole.
     fn embed(&self, prompts: &[Vec<u32>]) -> Result<Vec<f32>, TextError> {
-        let name = self.layout.embedding(&self.checkpoint);
-        let (tensor, dtype) = self.tensor(name)?;
+        let name = self.embedding();
         let width = self.config.d_model;
-        let row = (width * dtype.bytes()) as u64;
         let count: usize = prompts.iter().map(Vec::len).sum();
         let mut x = vec![0f32; count * width];
         for (out, &id) in x.chunks_exact_mut(width).zip(prompts.iter().flatten()) {
-            let window = self.checkpoint.window(tensor, u64::from(id) * row, row)?;
-            dtype.decode(window.bytes(), out);
+            self.weights.read(name, (id as usize, 1, width), out)?;
         }
         Ok(x)
     }
 
-    fn tensor(&self, name: &str) -> Result<(&SourceTensor, trefoil_weights::FloatType), TextError> {
-        float_tensor(&self.checkpoint, name)
+    fn embedding(&self) -> &'static str {
+        self.layout.embedding(|name| self.weights.has(name))
     }
 
     fn vector(&self, name: &str) -> Result<Vec<f32>, TextError> {
-        let (tensor, dtype) = self.tensor(name)?;
-        let mut values = vec![0f32; tensor.elements() as usize];
-        dtype.decode(self.checkpoint.window(tensor, 0, tensor.bytes)?.bytes(), &mut values);
+        let elements = self.weights.shape(name)?.iter().product();
+        let mut values = vec![0f32; elements];
+        self.weights.read(name, (0, 1, elements), &mut values)?;
         Ok(values)
     }
 
@@ -186,15 +211,14 @@ impl TextEncoder {
         let config = &self.config;
         let (model, inner) = (config.d_model, config.num_heads * config.d_kv);
         let expect = |name: &str, shape: &[usize]| {
-            let (tensor, _) = self.tensor(name)?;
-            let have: Vec<usize> = tensor.shape.iter().map(|&side| side as usize).collect();
+            let have = self.weights.shape(name)?;
             if have == shape {
                 return Ok(());
             }
             let reason = format!("is {have:?}, but the config asks for {shape:?}; is it the encoder of this config?");
             Err(TextError::Tensor { name: name.to_string(), reason })
         };
-        expect(self.layout.embedding(&self.checkpoint), &[config.vocab_size, model])?;
+        expect(self.embedding(), &[config.vocab_size, model])?;
         expect(self.layout.final_norm(), &[model])?;
         for layer in 0..config.num_layers {
             for (part, shape) in [
@@ -213,7 +237,7 @@ impl TextEncoder {
             }
         }
         let beyond = self.layout.name(config.num_layers, Part::Query);
-        if self.checkpoint.tensor(&beyond).is_some() {
+        if self.weights.has(&beyond) {
             let reason = format!(
                 "is there although the config has {} layers; is it the encoder of this config?",
                 config.num_layers
@@ -221,18 +245,6 @@ impl TextEncoder {
             return Err(TextError::Tensor { name: beyond, reason });
         }
         Ok(())
-    }
-}
-
-fn float_tensor<'c>(
-    checkpoint: &'c Checkpoint,
-    name: &str,
-) -> Result<(&'c SourceTensor, trefoil_weights::FloatType), TextError> {
-    let fail = |reason: String| TextError::Tensor { name: name.to_string(), reason };
-    let tensor = checkpoint.tensor(name).ok_or_else(|| fail("is missing; the checkpoint is not whole".to_string()))?;
-    match &tensor.dtype {
-        SourceType::Float(dtype) if tensor.bytes == tensor.elements() * dtype.bytes() as u64 => Ok((tensor, *dtype)),
-        other => Err(fail(format!("has {} bytes of {other:?}; it must hold f32, f16 or bf16", tensor.bytes))),
     }
 }
 
@@ -247,7 +259,7 @@ fn infer(checkpoint: &Checkpoint, layout: Layout) -> Result<TextConfig, TextErro
             }
         }
     };
-    let (vocab_size, d_model) = sides(layout.embedding(checkpoint))?;
+    let (vocab_size, d_model) = sides(layout.embedding(|name| checkpoint.tensor(name).is_some()))?;
     let query = layout.name(0, Part::Query);
     let (inner, _) = sides(&query)?;
     let (relative_attention_num_buckets, num_heads) = sides(&layout.name(0, Part::PositionBias))?;
@@ -413,23 +425,27 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// `input · Wᵀ`, the weights widened in pieces of whole rows (output columns).
+    /// `input · Wᵀ`, the weights as INT8 tiles, or widened in pieces of whole rows (output columns).
     fn product(&mut self, name: &str, input: &[f32], mut target: Target<'_>) -> Result<(), TextError> {
-        let (tensor, dtype) = self.encoder.tensor(name)?;
-        let (outputs, inputs) = (tensor.shape[0] as usize, tensor.shape[1] as usize);
+        let encoder = self.encoder;
+        let &[outputs, inputs] = encoder.weights.shape(name)?.as_slice() else {
+            return Err(TextError::Tensor { name: name.to_string(), reason: "is no matrix".to_string() });
+        };
         let tokens = input.len() / inputs;
         if let Target::Store(out, _) = &mut target {
             out.resize(tokens * outputs, 0.0);
         }
-        let piece = (WIDENED / inputs).clamp(1, outputs);
+        let tiles = encoder.weights.tiles(name)?;
+        let piece = if tiles.is_some() { outputs } else { (WIDENED / inputs).clamp(1, outputs) };
         for first in (0..outputs).step_by(piece) {
             let rows = piece.min(outputs - first);
-            let bytes = (inputs * dtype.bytes()) as u64;
-            let window = self.encoder.checkpoint.window(tensor, first as u64 * bytes, rows as u64 * bytes)?;
-            self.weights.resize(rows * inputs, 0.0);
-            dtype.decode(window.bytes(), &mut self.weights);
-            drop(window);
-            let weights = FloatWeights::OutIn(Rows::dense("weights", &self.weights, rows, inputs)?);
+            let weights = if let Some(tiles) = tiles {
+                FloatWeights::Tiled(tiles)
+            } else {
+                self.weights.resize(rows * inputs, 0.0);
+                encoder.weights.read(name, (first, rows, inputs), &mut self.weights)?;
+                FloatWeights::OutIn(Rows::dense("weights", &self.weights, rows, inputs)?)
+            };
             let input = Rows::dense("states", input, tokens, inputs)?;
             let (sink, activation) = match &mut target {
                 Target::Store(out, activation) => {

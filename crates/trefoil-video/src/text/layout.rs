@@ -1,7 +1,5 @@
 //! Names of the tensors of a text encoder, in transformers' layout and in Wan's own.
 
-use trefoil_weights::checkpoint::Checkpoint;
-
 /// Names of the tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
@@ -68,9 +66,9 @@ impl Layout {
     }
 
     /// The token table, under whichever name it is there.
-    pub(super) fn embedding(self, checkpoint: &Checkpoint) -> &'static str {
+    pub(super) fn embedding(self, has: impl Fn(&str) -> bool) -> &'static str {
         match self {
-            Layout::Transformers if checkpoint.tensor("shared.weight").is_none() => "encoder.embed_tokens.weight",
+            Layout::Transformers if !has("shared.weight") => "encoder.embed_tokens.weight",
             Layout::Transformers => "shared.weight",
             Layout::Original => "token_embedding.weight",
         }

@@ -6,9 +6,11 @@ mod encoder;
 mod error;
 mod layout;
 mod tokenizer;
+mod weights;
 
 pub use clean::clean;
 pub use config::TextConfig;
 pub use encoder::{TextEncoder, TextStates};
 pub use error::TextError;
 pub use tokenizer::{Tokenised, Tokenizer};
+pub use weights::{TextPath, pack_text};

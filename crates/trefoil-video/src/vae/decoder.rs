@@ -1,13 +1,15 @@
 //! The decoder's weights.
 
+use super::compute::{DecoderKernels, Filter, Gain, Target};
 use super::config::VaeConfig;
 use super::load::{Layout, Loader};
+use super::map::MapKind;
 use super::{DecoderMemory, DecoderSession, VaeError};
 use serde::Serialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use trefoil_kernels::{ConvWeights, FilterShape, Int8ConvWeights};
+use trefoil_kernels::FilterShape;
 use trefoil_weights::checkpoint::Checkpoint;
 
 /// What the decoder's residual blocks compute in. They are nine tenths of its work and of its memory.
@@ -50,41 +52,6 @@ impl FromStr for DecoderPath {
     }
 }
 
-/// A packed filter of a causal convolution.
-#[derive(Debug)]
-pub(super) enum Filter {
-    Float(ConvWeights),
-    Int8(Int8ConvWeights),
-}
-
-impl Filter {
-    pub(super) fn is_int8(&self) -> bool {
-        matches!(self, Filter::Int8(_))
-    }
-
-    pub(super) fn outputs(&self) -> usize {
-        match self {
-            Filter::Float(weights) => weights.shape().outputs,
-            Filter::Int8(weights) => weights.shape().outputs,
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Filter::Float(weights) => weights.bytes(),
-            Filter::Int8(weights) => weights.bytes(),
-        }
-    }
-
-    /// Bytes of scratch that each thread takes; the INT8 kernel's accumulators are on the stack.
-    pub(super) fn scratch_bytes(&self, height: usize, width: usize) -> usize {
-        match self {
-            Filter::Float(weights) => weights.scratch_bytes(height, width),
-            Filter::Int8(_) => 0,
-        }
-    }
-}
-
 /// A causal convolution over three frames and the slot of its history.
 #[derive(Debug)]
 pub(super) struct CausalConv {
@@ -97,32 +64,43 @@ pub(super) struct CausalConv {
 pub(super) struct Residual {
     pub(super) inputs: usize,
     pub(super) outputs: usize,
-    pub(super) norm1: Vec<f32>,
+    pub(super) norm1: Gain,
     pub(super) conv1: CausalConv,
-    pub(super) norm2: Vec<f32>,
+    pub(super) norm2: Gain,
     pub(super) conv2: CausalConv,
     /// 1 × 1; none is the identity.
-    pub(super) shortcut: Option<ConvWeights>,
+    pub(super) shortcut: Option<Filter>,
 }
 
 /// One head of attention over the pixels of a frame.
 #[derive(Debug)]
 pub(super) struct Attention {
     pub(super) channels: usize,
-    pub(super) norm: Vec<f32>,
-    /// `[3·channels, channels]`: queries, keys, values.
-    pub(super) to_qkv: Vec<f32>,
-    pub(super) to_qkv_bias: Vec<f32>,
-    /// `[channels, channels]`.
-    pub(super) proj: Vec<f32>,
-    pub(super) proj_bias: Vec<f32>,
+    pub(super) norm: Gain,
+    pub(super) projections: Projections,
+}
+
+/// What the attention's products are taken with.
+#[derive(Debug)]
+pub(super) enum Projections {
+    /// Matrices for the CPU's products.
+    Matrices {
+        /// `[3·channels, channels]`: queries, keys, values.
+        to_qkv: Vec<f32>,
+        to_qkv_bias: Vec<f32>,
+        /// `[channels, channels]`.
+        proj: Vec<f32>,
+        proj_bias: Vec<f32>,
+    },
+    /// 1 × 1 filters: queries, keys and values; and what follows.
+    Filters(Box<[Filter; 2]>),
 }
 
 /// Doubling of rows and columns, of the frame rate too where there is a time convolution.
 #[derive(Debug)]
 pub(super) struct Upsampler {
     pub(super) time: Option<TimeConv>,
-    pub(super) resample: ConvWeights,
+    pub(super) resample: Filter,
 }
 
 /// 3 × 1 × 1 over three frames; the halves of its outputs are two frames.
@@ -140,18 +118,18 @@ pub(super) struct Level {
 }
 
 /// The decoder of a Wan VAE: weights packed for [`trefoil_kernels::Kernels::conv`] and
-/// [`trefoil_kernels::Kernels::conv_int8`]. Immutable; what a clip needs
+/// [`trefoil_kernels::Kernels::conv_int8`], or for [`trefoil_kernels::opencl::Kernels::conv`]. Immutable; what a clip needs
 /// besides is in a [`DecoderSession`], so several clips and tiles share one decoder.
 #[derive(Debug)]
 pub struct VaeDecoder {
     config: VaeConfig,
     path: DecoderPath,
     layout: Layout,
-    pub(super) post_quant: ConvWeights,
+    pub(super) post_quant: Filter,
     pub(super) conv_in: CausalConv,
     pub(super) middle: (Residual, Attention, Residual),
     pub(super) levels: Vec<Level>,
-    pub(super) norm_out: Vec<f32>,
+    pub(super) norm_out: Gain,
     pub(super) conv_out: CausalConv,
     pub(super) slots: usize,
 }
@@ -176,16 +154,16 @@ fn causal(
 ) -> Result<CausalConv, VaeError> {
     let shape = FilterShape { outputs, inputs, frames: 3, height: 3, width: 3 };
     let weights = match path {
-        DecoderPath::F32 => Filter::Float(loader.conv(stem, shape)?),
+        DecoderPath::F32 => loader.conv(stem, shape)?,
         DecoderPath::Int8 => {
             let (weight, bias) = loader.filter(stem, shape)?;
-            Filter::Int8(Int8ConvWeights::new(shape, &weight, &bias)?)
+            loader.target().int8_filter(shape, &weight, &bias)?
         }
     };
     Ok(CausalConv { weights, slot: slots.next() })
 }
 
-fn pointwise(loader: &Loader<'_>, stem: &str, inputs: usize, outputs: usize) -> Result<ConvWeights, VaeError> {
+fn pointwise(loader: &Loader<'_>, stem: &str, inputs: usize, outputs: usize) -> Result<Filter, VaeError> {
     loader.conv(stem, FilterShape { outputs, inputs, frames: 1, height: 1, width: 1 })
 }
 
@@ -204,23 +182,30 @@ fn residual(
     Ok(Residual {
         inputs,
         outputs,
-        norm1: loader.values(&format!("{stem}.norm1.gamma"), &[inputs])?,
+        norm1: loader.gain(&format!("{stem}.norm1.gamma"), inputs)?,
         conv1: causal(loader, slots, path, &format!("{stem}.conv1"), (inputs, outputs))?,
-        norm2: loader.values(&format!("{stem}.norm2.gamma"), &[outputs])?,
+        norm2: loader.gain(&format!("{stem}.norm2.gamma"), outputs)?,
         conv2: causal(loader, slots, path, &format!("{stem}.conv2"), (outputs, outputs))?,
         shortcut,
     })
 }
 
 fn attention(loader: &Loader<'_>, stem: &str, channels: usize) -> Result<Attention, VaeError> {
-    Ok(Attention {
-        channels,
-        norm: loader.values(&format!("{stem}.norm.gamma"), &[channels])?,
-        to_qkv: loader.values(&format!("{stem}.to_qkv.weight"), &[3 * channels, channels])?,
-        to_qkv_bias: loader.values(&format!("{stem}.to_qkv.bias"), &[3 * channels])?,
-        proj: loader.values(&format!("{stem}.proj.weight"), &[channels, channels])?,
-        proj_bias: loader.values(&format!("{stem}.proj.bias"), &[channels])?,
-    })
+    let to_qkv = loader.values(&format!("{stem}.to_qkv.weight"), &[3 * channels, channels])?;
+    let to_qkv_bias = loader.values(&format!("{stem}.to_qkv.bias"), &[3 * channels])?;
+    let proj = loader.values(&format!("{stem}.proj.weight"), &[channels, channels])?;
+    let proj_bias = loader.values(&format!("{stem}.proj.bias"), &[channels])?;
+    let filter = |weight: &[f32], bias: &[f32]| {
+        let shape = FilterShape { outputs: bias.len(), inputs: channels, frames: 1, height: 1, width: 1 };
+        loader.target().filter(shape, weight, bias)
+    };
+    let projections = match loader.target() {
+        Target::Cpu => Projections::Matrices { to_qkv, to_qkv_bias, proj, proj_bias },
+        Target::OpenCl(_) => {
+            Projections::Filters(Box::new([filter(&to_qkv, &to_qkv_bias)?, filter(&proj, &proj_bias)?]))
+        }
+    };
+    Ok(Attention { channels, norm: loader.gain(&format!("{stem}.norm.gamma"), channels)?, projections })
 }
 
 fn upsampler(
@@ -236,8 +221,8 @@ fn upsampler(
         let half = FilterShape { outputs: channels, ..shape };
         let (first, second) = weight.split_at(half.elements());
         let halves = [
-            Filter::Float(ConvWeights::new(half, first, &bias[..channels])?),
-            Filter::Float(ConvWeights::new(half, second, &bias[channels..])?),
+            loader.target().filter(half, first, &bias[..channels])?,
+            loader.target().filter(half, second, &bias[channels..])?,
         ];
         Some(TimeConv { halves, slot: slots.next() })
     } else {
@@ -245,7 +230,7 @@ fn upsampler(
     };
     let shape = FilterShape { outputs: channels / 2, inputs: channels, frames: 1, height: 3, width: 3 };
     let (weight, bias) = loader.filter(&format!("{stem}.resample.1"), shape)?;
-    Ok(Upsampler { time, resample: ConvWeights::upsampling(shape, &weight, &bias)? })
+    Ok(Upsampler { time, resample: loader.target().upsampling(shape, &weight, &bias)? })
 }
 
 impl VaeDecoder {
@@ -263,13 +248,28 @@ impl VaeDecoder {
     /// # Errors
     /// As [`VaeDecoder::open`].
     pub fn open_on(path: &Path, on: DecoderPath) -> Result<VaeDecoder, VaeError> {
+        VaeDecoder::open_as(path, on, Target::Cpu)
+    }
+
+    /// The same, packed for the kernels that will run it.
+    ///
+    /// # Errors
+    /// As [`VaeDecoder::open`]; errors of the library.
+    pub fn open_for(path: &Path, on: DecoderPath, kernels: DecoderKernels<'_>) -> Result<VaeDecoder, VaeError> {
+        match kernels {
+            DecoderKernels::Cpu(_) => VaeDecoder::open_as(path, on, Target::Cpu),
+            DecoderKernels::OpenCl(kernels) => VaeDecoder::open_as(path, on, Target::OpenCl(kernels)),
+        }
+    }
+
+    fn open_as(path: &Path, on: DecoderPath, target: Target<'_>) -> Result<VaeDecoder, VaeError> {
         let path = locate(path);
         let checkpoint = Checkpoint::open(&path, &[])?;
         let config = match checkpoint.config() {
             Some(config) => VaeConfig::from_json(config, &path.join("config.json"))?,
             None => VaeConfig::default(),
         };
-        VaeDecoder::load_on(&checkpoint, config, &path, on)
+        VaeDecoder::load_as(&checkpoint, config, (&path, on), target)
     }
 
     /// Reads the decoder's tensors from an open checkpoint; `path` is named in errors.
@@ -290,7 +290,34 @@ impl VaeDecoder {
         path: &Path,
         on: DecoderPath,
     ) -> Result<VaeDecoder, VaeError> {
-        let loader = Loader::new(checkpoint, path, config.num_res_blocks)?;
+        VaeDecoder::load_as(checkpoint, config, (path, on), Target::Cpu)
+    }
+
+    /// The same, packed for the kernels that will run it.
+    ///
+    /// # Errors
+    /// As [`VaeDecoder::open_for`].
+    pub fn load_for(
+        checkpoint: &Checkpoint,
+        config: VaeConfig,
+        path: &Path,
+        on: DecoderPath,
+        kernels: DecoderKernels<'_>,
+    ) -> Result<VaeDecoder, VaeError> {
+        let target = match kernels {
+            DecoderKernels::Cpu(_) => Target::Cpu,
+            DecoderKernels::OpenCl(kernels) => Target::OpenCl(kernels),
+        };
+        VaeDecoder::load_as(checkpoint, config, (path, on), target)
+    }
+
+    fn load_as(
+        checkpoint: &Checkpoint,
+        config: VaeConfig,
+        (path, on): (&Path, DecoderPath),
+        target: Target<'_>,
+    ) -> Result<VaeDecoder, VaeError> {
+        let loader = Loader::new(checkpoint, path, config.num_res_blocks, target)?;
         let mut slots = Slots::default();
         let middle = config.middle();
         if !middle.is_multiple_of(32) {
@@ -333,7 +360,7 @@ impl VaeDecoder {
             );
             return Err(VaeError::config(path, reason));
         }
-        let norm_out = loader.values("decoder.norm_out.gamma", &[config.base_dim * config.dim_mult[0]])?;
+        let norm_out = loader.gain("decoder.norm_out.gamma", config.base_dim * config.dim_mult[0])?;
         let conv_out = causal(&loader, &mut slots, DecoderPath::F32, "decoder.conv_out", (norm_out.len(), 3))?;
         Ok(VaeDecoder {
             layout: loader.layout(),
@@ -364,6 +391,21 @@ impl VaeDecoder {
         self.path
     }
 
+    /// Whether its weights are packed for a device.
+    pub fn is_on_device(&self) -> bool {
+        matches!(self.norm_out, Gain::OpenCl(_))
+    }
+
+    /// What its feature maps are, but for those that an INT8 convolution reads.
+    pub(super) fn kind(&self) -> MapKind {
+        if self.is_on_device() { MapKind::Device } else { MapKind::Values }
+    }
+
+    /// What an INT8 convolution reads.
+    pub(super) fn code_kind(&self) -> MapKind {
+        if self.is_on_device() { MapKind::DeviceCodes } else { MapKind::Codes }
+    }
+
     /// Histories that a clip keeps (two frames each).
     pub fn histories(&self) -> usize {
         self.slots
@@ -372,21 +414,19 @@ impl VaeDecoder {
     /// Bytes of the packed weights.
     pub fn weight_bytes(&self) -> usize {
         let residual = |block: &Residual| {
-            let norms = (block.norm1.capacity() + block.norm2.capacity()) * size_of::<f32>();
-            norms
+            block.norm1.bytes()
+                + block.norm2.bytes()
                 + block.conv1.weights.bytes()
                 + block.conv2.weights.bytes()
-                + block.shortcut.as_ref().map_or(0, ConvWeights::bytes)
+                + block.shortcut.as_ref().map_or(0, Filter::bytes)
         };
         let attention = &self.middle.1;
-        let plain = [
-            &attention.norm,
-            &attention.to_qkv,
-            &attention.to_qkv_bias,
-            &attention.proj,
-            &attention.proj_bias,
-            &self.norm_out,
-        ];
+        let projections: usize = match &attention.projections {
+            Projections::Matrices { to_qkv, to_qkv_bias, proj, proj_bias } => {
+                [to_qkv, to_qkv_bias, proj, proj_bias].map(|values| values.capacity() * size_of::<f32>()).iter().sum()
+            }
+            Projections::Filters(filters) => filters.iter().map(Filter::bytes).sum(),
+        };
         let levels = self.levels.iter().map(|level| {
             let blocks: usize = level.residuals.iter().map(residual).sum();
             let upsampler = level.upsampler.as_ref().map_or(0, |upsampler| {
@@ -395,7 +435,9 @@ impl VaeDecoder {
             });
             blocks + upsampler
         });
-        plain.iter().map(|values| values.capacity() * size_of::<f32>()).sum::<usize>()
+        attention.norm.bytes()
+            + projections
+            + self.norm_out.bytes()
             + levels.sum::<usize>()
             + residual(&self.middle.0)
             + residual(&self.middle.2)
@@ -412,7 +454,8 @@ impl VaeDecoder {
         DecoderSession::new(self, height, width)
     }
 
-    /// Memory that a clip of latents of `height` × `width` will take on `threads` threads, by walking the same steps without data.
+    /// Memory that a clip of latents of `height` × `width` will take on `threads` threads (of the CPU's kernels), by walking the same
+    /// steps without data.
     ///
     /// # Errors
     /// As [`VaeDecoder::session`].

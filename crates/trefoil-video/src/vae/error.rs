@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use trefoil_kernels::KernelError;
+use trefoil_kernels::opencl::OpenClError;
 use trefoil_weights::WeightsError;
 
 /// What can be wrong with a VAE checkpoint, a latent or a decoder call.
@@ -14,6 +15,9 @@ pub enum VaeError {
     /// A kernel call.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// A call of a device.
+    #[error(transparent)]
+    OpenCl(#[from] OpenClError),
     /// A file that could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Io {

@@ -1,8 +1,9 @@
 //! Tensors of a VAE checkpoint, in diffusers' or the original names.
 
 use super::VaeError;
+use super::compute::{Filter, Gain, Target};
 use std::path::Path;
-use trefoil_kernels::{ConvWeights, FilterShape};
+use trefoil_kernels::FilterShape;
 use trefoil_weights::checkpoint::{Checkpoint, SourceType};
 
 /// Names of the tensors.
@@ -21,11 +22,17 @@ pub(super) struct Loader<'c> {
     layout: Layout,
     /// Residual blocks of a decoder level, which number the original names.
     blocks: usize,
+    target: Target<'c>,
 }
 
 impl<'c> Loader<'c> {
-    /// Finds the layout.
-    pub(super) fn new(checkpoint: &'c Checkpoint, path: &Path, num_res_blocks: usize) -> Result<Loader<'c>, VaeError> {
+    /// Finds the layout; weights are packed for `target`.
+    pub(super) fn new(
+        checkpoint: &'c Checkpoint,
+        path: &Path,
+        num_res_blocks: usize,
+        target: Target<'c>,
+    ) -> Result<Loader<'c>, VaeError> {
         let layout = if checkpoint.tensor("decoder.conv_in.weight").is_some() {
             Layout::Diffusers
         } else if checkpoint.tensor("decoder.conv1.weight").is_some() {
@@ -37,7 +44,12 @@ impl<'c> Loader<'c> {
                     .into(),
             });
         };
-        Ok(Loader { checkpoint, layout, blocks: num_res_blocks + 1 })
+        Ok(Loader { checkpoint, layout, blocks: num_res_blocks + 1, target })
+    }
+
+    /// Where weights are packed for.
+    pub(super) fn target(&self) -> Target<'c> {
+        self.target
     }
 
     pub(super) fn layout(&self) -> Layout {
@@ -81,9 +93,14 @@ impl<'c> Loader<'c> {
     }
 
     /// A convolution `[outputs, inputs, frames, height, width]` with its bias.
-    pub(super) fn conv(&self, stem: &str, shape: FilterShape) -> Result<ConvWeights, VaeError> {
+    pub(super) fn conv(&self, stem: &str, shape: FilterShape) -> Result<Filter, VaeError> {
         let (weight, bias) = self.filter(stem, shape)?;
-        Ok(ConvWeights::new(shape, &weight, &bias)?)
+        self.target.filter(shape, &weight, &bias)
+    }
+
+    /// The gain of a norm.
+    pub(super) fn gain(&self, name: &str, channels: usize) -> Result<Gain, VaeError> {
+        self.target.gain(self.values(name, &[channels])?)
     }
 
     /// Weight and bias of a convolution.

@@ -1,12 +1,25 @@
-//! Feature maps of a session, in f32 or in codes.
+//! Feature maps of a session: f32 or codes, in the CPU's memory or in memory that a device uses.
 
-use trefoil_kernels::{CodeFrame, Frame};
+use super::VaeError;
+use super::compute::DecoderKernels;
+use trefoil_kernels::{CodeFrame, Frame, opencl};
+
+/// What a map is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MapKind {
+    Values,
+    Codes,
+    Device,
+    DeviceCodes,
+}
 
 /// What a map holds.
 #[derive(Debug)]
-enum Pixels {
+pub(super) enum Pixels {
     Values(Frame),
     Codes(CodeFrame),
+    Device(opencl::Frame),
+    DeviceCodes(opencl::CodeFrame),
 }
 
 /// A feature map; without pixels where only memory is counted.
@@ -15,7 +28,7 @@ pub(super) struct Map {
     pub(super) height: usize,
     pub(super) width: usize,
     pub(super) channels: usize,
-    is_coded: bool,
+    kind: MapKind,
     pixels: Option<Pixels>,
 }
 
@@ -23,34 +36,67 @@ pub(super) struct Map {
 pub(super) type History = [Option<Map>; 2];
 
 impl Map {
-    /// A new map of values or of codes, with room for them where `has_data`.
-    pub(super) fn new(is_coded: bool, (height, width, channels): (usize, usize, usize), has_data: bool) -> Map {
-        let pixels = has_data.then(|| {
-            if is_coded {
-                Pixels::Codes(CodeFrame::new(height, width, channels))
-            } else {
-                Pixels::Values(Frame::new(height, width, channels))
+    /// A new map with room for its pixels where there are kernels to fill them.
+    pub(super) fn new(
+        kind: MapKind,
+        (height, width, channels): (usize, usize, usize),
+        kernels: Option<DecoderKernels<'_>>,
+    ) -> Result<Map, VaeError> {
+        let pixels = match (kind, kernels) {
+            (_, None) => None,
+            (MapKind::DeviceCodes, Some(DecoderKernels::OpenCl(kernels))) => {
+                Some(Pixels::DeviceCodes(kernels.code_frame(height, width, channels)?))
             }
-        });
-        Map { height, width, channels, is_coded, pixels }
+            (MapKind::Codes | MapKind::DeviceCodes, Some(_)) => {
+                Some(Pixels::Codes(CodeFrame::new(height, width, channels)))
+            }
+            (MapKind::Device, Some(DecoderKernels::OpenCl(kernels))) => {
+                Some(Pixels::Device(kernels.frame(height, width, channels)?))
+            }
+            (MapKind::Values | MapKind::Device, Some(_)) => Some(Pixels::Values(Frame::new(height, width, channels))),
+        };
+        Ok(Map { height, width, channels, kind, pixels })
     }
 
-    /// A map of these values.
-    pub(super) fn of_values(height: usize, width: usize, channels: usize, values: Option<Frame>) -> Map {
-        Map { height, width, channels, is_coded: false, pixels: values.map(Pixels::Values) }
+    /// Takes these values.
+    pub(super) fn fill(&mut self, values: Frame) -> Result<(), VaeError> {
+        match &mut self.pixels {
+            Some(Pixels::Device(frame)) => frame.write(&values)?,
+            pixels => *pixels = Some(Pixels::Values(values)),
+        }
+        Ok(())
+    }
+
+    /// Its values without the border, `[height][width][channels]`, wherever they are.
+    pub(super) fn read(&self) -> Result<Option<Vec<f32>>, VaeError> {
+        Ok(match &self.pixels {
+            Some(Pixels::Values(frame)) => Some((0..frame.height()).flat_map(|y| frame.row(y)).copied().collect()),
+            Some(Pixels::Device(frame)) => Some(frame.read()?),
+            _ => None,
+        })
     }
 
     /// Bytes that it takes, or would.
     pub(super) fn bytes(&self) -> usize {
-        if self.is_coded {
-            CodeFrame::bytes_of(self.height, self.width, self.channels)
-        } else {
-            Frame::elements(self.height, self.width, self.channels) * size_of::<f32>()
+        let Map { height, width, channels, .. } = *self;
+        match self.kind {
+            MapKind::Values => Frame::elements(height, width, channels) * size_of::<f32>(),
+            MapKind::Codes => CodeFrame::bytes_of(height, width, channels),
+            MapKind::DeviceCodes => opencl::CodeFrame::bytes_of(height, width, channels),
+            MapKind::Device => opencl::Frame::elements(height, width, channels) * size_of::<f32>(),
         }
     }
 
-    pub(super) fn is(&self, is_coded: bool, extent: (usize, usize, usize)) -> bool {
-        self.is_coded == is_coded && (self.height, self.width, self.channels) == extent
+    pub(super) fn is(&self, kind: MapKind, extent: (usize, usize, usize)) -> bool {
+        self.kind == kind && (self.height, self.width, self.channels) == extent
+    }
+
+    pub(super) fn pixels(&self) -> Option<&Pixels> {
+        self.pixels.as_ref()
+    }
+
+    pub(super) fn pixels_mut(&mut self) -> Option<&mut Pixels> {
+        self.pixels.as_mut()
     }
 
     pub(super) fn values(&self) -> Option<&Frame> {
@@ -74,9 +120,23 @@ impl Map {
         }
     }
 
-    pub(super) fn codes_mut(&mut self) -> Option<&mut CodeFrame> {
+    pub(super) fn device(&self) -> Option<&opencl::Frame> {
+        match &self.pixels {
+            Some(Pixels::Device(frame)) => Some(frame),
+            _ => None,
+        }
+    }
+
+    pub(super) fn device_codes(&self) -> Option<&opencl::CodeFrame> {
+        match &self.pixels {
+            Some(Pixels::DeviceCodes(frame)) => Some(frame),
+            _ => None,
+        }
+    }
+
+    pub(super) fn device_mut(&mut self) -> Option<&mut opencl::Frame> {
         match &mut self.pixels {
-            Some(Pixels::Codes(frame)) => Some(frame),
+            Some(Pixels::Device(frame)) => Some(frame),
             _ => None,
         }
     }

@@ -4,6 +4,7 @@
 //! frame. No step needs a 3-D convolution: a causal one is a 2-D convolution over the frame and the two before it, which the
 //! session remembers. [`VaeDecoder::memory`] says beforehand what a clip of a size takes.
 
+mod compute;
 mod config;
 mod decoder;
 mod error;
@@ -13,6 +14,7 @@ mod map;
 mod session;
 mod tiles;
 
+pub use compute::DecoderKernels;
 pub use config::VaeConfig;
 pub use decoder::{DecoderPath, VaeDecoder};
 pub use error::VaeError;
@@ -22,14 +24,18 @@ pub use session::{DecoderMemory, DecoderSession};
 pub use tiles::TileLayout;
 
 use crate::output::VideoFrame;
-use trefoil_kernels::Kernels;
 
 impl VaeDecoder {
     /// Decodes a whole clip. `latent` is as the decoder takes it ([`Latent::denormalise`]).
     ///
     /// # Errors
     /// A latent that does not fit the VAE.
-    pub fn decode(&self, kernels: &Kernels, latent: &Latent) -> Result<Vec<VideoFrame>, VaeError> {
+    pub fn decode<'k>(
+        &self,
+        kernels: impl Into<DecoderKernels<'k>>,
+        latent: &Latent,
+    ) -> Result<Vec<VideoFrame>, VaeError> {
+        let kernels = kernels.into();
         let mut session = self.session(latent.height(), latent.width())?;
         let mut frames = Vec::with_capacity(self.config().frames(latent.frames()));
         for frame in 0..latent.frames() {

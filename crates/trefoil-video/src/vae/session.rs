@@ -7,14 +7,14 @@
 //! The time convolutions differ (Wan2.1's "Rep" marker): the first frame of a clip skips them **and** does not enter their
 //! history, so the second frame sees zeros, not the first frame.
 
-use super::decoder::{Attention, CausalConv, Filter, Residual, Upsampler, VaeDecoder};
-use super::map::{History, Map};
-use super::{Latent, VaeError};
+use super::compute::{Filter, Gain};
+use super::decoder::{Attention, CausalConv, Projections, Residual, Upsampler, VaeDecoder};
+use super::map::{History, Map, MapKind};
+use super::{DecoderKernels, Latent, VaeError};
 use crate::output::VideoFrame;
 use serde::Serialize;
 use trefoil_kernels::{
-    Activation, AttentionSink, ConvSink, ConvWeights, FloatEpilogue, FloatWeights, Frame, GemmSink, Kernels, Operands,
-    Rows, RowsMut, Workspace,
+    Activation, AttentionSink, FloatEpilogue, FloatWeights, Frame, GemmSink, Operands, Rows, RowsMut, Workspace, opencl,
 };
 
 /// Largest latent side: 8,192 pixels at a scale of 8.
@@ -65,7 +65,7 @@ struct Count {
     frames: usize,
     attention: usize,
     out: usize,
-    /// Of the kernels, a thread.
+    /// Of the kernels: of a thread, or of a device.
     scratch: usize,
 }
 
@@ -93,7 +93,7 @@ impl<'d> DecoderSession<'d> {
         })
     }
 
-    /// Walks three latent frames without data: then every history is full.
+    /// Walks four latent frames without data: histories are full after the third, and the fourth meets them full.
     pub(super) fn predict(
         decoder: &VaeDecoder,
         height: usize,
@@ -101,19 +101,21 @@ impl<'d> DecoderSession<'d> {
         threads: usize,
     ) -> Result<DecoderMemory, VaeError> {
         let mut session = DecoderSession::new(decoder, height, width)?;
-        for _ in 0..3 {
+        for _ in 0..4 {
             session.step(None, None)?;
             session.out.clear();
         }
         let mut memory = session.memory();
-        memory.working += threads * session.count.scratch;
+        // A device's is counted already.
+        memory.working += if decoder.is_on_device() { 0 } else { threads * session.count.scratch };
         Ok(memory)
     }
 
     /// Memory held now, and at most so far for working frames.
     pub fn memory(&self) -> DecoderMemory {
         let history = self.histories.iter().flatten().flatten().map(Map::bytes).sum();
-        let scratch = self.workspace.bytes();
+        // A device's scratch belongs to its kernels.
+        let scratch = if self.decoder.is_on_device() { self.count.scratch } else { self.workspace.bytes() };
         DecoderMemory {
             weights: self.decoder.weight_bytes(),
             history,
@@ -130,8 +132,16 @@ impl<'d> DecoderSession<'d> {
     /// one. Values are as the decoder leaves them, not clamped.
     ///
     /// # Errors
-    /// A latent of other extents than the session's, or a frame that it does not have.
-    pub fn push(&mut self, kernels: &Kernels, latent: &Latent, frame: usize) -> Result<Vec<VideoFrame>, VaeError> {
+    /// A latent of other extents than the session's, or a frame that it does not have; kernels of another kind than the decoder was
+    /// opened for.
+    pub fn push<'k>(
+        &mut self,
+        kernels: impl Into<DecoderKernels<'k>>,
+        latent: &Latent,
+        frame: usize,
+    ) -> Result<Vec<VideoFrame>, VaeError> {
+        let kernels = kernels.into();
+        kernels.check(&self.decoder.norm_out)?;
         let config = self.decoder.config();
         if latent.channels() != config.z_dim || (latent.height(), latent.width()) != (self.height, self.width) {
             return Err(VaeError::Latent {
@@ -147,17 +157,20 @@ impl<'d> DecoderSession<'d> {
         Ok(std::mem::take(&mut self.out))
     }
 
-    fn step(&mut self, kernels: Option<&Kernels>, latent: Option<Frame>) -> Result<(), VaeError> {
+    fn step(&mut self, kernels: Option<DecoderKernels<'_>>, latent: Option<Frame>) -> Result<(), VaeError> {
         let decoder = self.decoder;
         let (height, width) = (self.height, self.width);
         let channels = decoder.config().z_dim;
         self.count.out = 0;
         // The latent and its 1 × 1 convolution are the caller's size, not a level's: made here, dropped here.
-        let latent = Map::of_values(height, width, channels, latent);
-        let quantised = self.take(height, width, channels, kernels.is_some());
-        let quantised = self.conv_into(kernels, &decoder.post_quant, &latent, quantised)?;
-        let middle = decoder.conv_in.weights.outputs();
-        let x = self.take(height, width, middle, kernels.is_some());
+        let mut input = Map::new(decoder.kind(), (height, width, channels), kernels)?;
+        if let Some(latent) = latent {
+            input.fill(latent)?;
+        }
+        let quantised = self.take(kernels, (height, width, channels))?;
+        let quantised = self.conv_into(kernels, &decoder.post_quant, &input, quantised, false)?;
+        let middle = decoder.conv_in.weights.shape().outputs;
+        let x = self.take(kernels, (height, width, middle))?;
         let mut x = self.causal(kernels, &decoder.conv_in, quantised, x, false)?;
         x = self.residual(kernels, &decoder.middle.0, x)?;
         x = self.attention(kernels, &decoder.middle.1, x)?;
@@ -168,7 +181,7 @@ impl<'d> DecoderSession<'d> {
     }
 
     /// A level's residual blocks, its upsampling, and all finer levels.
-    fn level(&mut self, kernels: Option<&Kernels>, index: usize, mut x: Map) -> Result<(), VaeError> {
+    fn level(&mut self, kernels: Option<DecoderKernels<'_>>, index: usize, mut x: Map) -> Result<(), VaeError> {
         let decoder = self.decoder;
         let Some(level) = decoder.levels.get(index) else { return self.head(kernels, x) };
         for block in &level.residuals {
@@ -178,7 +191,7 @@ impl<'d> DecoderSession<'d> {
         match &upsampler.time {
             Some(time) if self.is_started[time.slot] => {
                 for half in &time.halves {
-                    let frame = self.take(x.height, x.width, x.channels, kernels.is_some());
+                    let frame = self.take(kernels, (x.height, x.width, x.channels))?;
                     let frame = self.with_history(kernels, half, time.slot, &x, frame, false)?;
                     self.finer(kernels, upsampler, index, frame)?;
                 }
@@ -197,47 +210,46 @@ impl<'d> DecoderSession<'d> {
     /// Doubles rows and columns of `x` and goes on with the next level.
     fn finer(
         &mut self,
-        kernels: Option<&Kernels>,
+        kernels: Option<DecoderKernels<'_>>,
         upsampler: &Upsampler,
         index: usize,
         x: Map,
     ) -> Result<(), VaeError> {
         let channels = upsampler.resample.shape().outputs;
-        let doubled = self.take(2 * x.height, 2 * x.width, channels, kernels.is_some());
-        let doubled = self.conv_into(kernels, &upsampler.resample, &x, doubled)?;
+        let doubled = self.take(kernels, (2 * x.height, 2 * x.width, channels))?;
+        let doubled = self.conv_into(kernels, &upsampler.resample, &x, doubled, false)?;
         self.spares.push(x);
         self.level(kernels, index + 1, doubled)
     }
 
     /// The last norm and convolution: a video frame.
-    fn head(&mut self, kernels: Option<&Kernels>, x: Map) -> Result<(), VaeError> {
+    fn head(&mut self, kernels: Option<DecoderKernels<'_>>, x: Map) -> Result<(), VaeError> {
         let decoder = self.decoder;
         let normed = self.norm(kernels, &decoder.norm_out, &x, false)?;
         self.spares.push(x);
-        let rgb = self.take(normed.height, normed.width, 3, kernels.is_some());
+        let rgb = self.take(kernels, (normed.height, normed.width, 3))?;
         let rgb = self.causal(kernels, &decoder.conv_out, normed, rgb, false)?;
         self.count.out += rgb.height * rgb.width * 3 * size_of::<f32>();
-        if let Some(frame) = rgb.values() {
-            let rows = (0..rgb.height).flat_map(|y| frame.row(y)).copied().collect();
-            self.out.push(VideoFrame::from_signed(rgb.height, rgb.width, rows));
+        if let Some(values) = rgb.read()? {
+            self.out.push(VideoFrame::from_signed(rgb.height, rgb.width, values));
         }
         self.spares.push(rgb);
         Ok(())
     }
 
-    fn residual(&mut self, kernels: Option<&Kernels>, block: &Residual, x: Map) -> Result<Map, VaeError> {
-        let (height, width, has_data) = (x.height, x.width, kernels.is_some());
+    fn residual(&mut self, kernels: Option<DecoderKernels<'_>>, block: &Residual, x: Map) -> Result<Map, VaeError> {
+        let extent = (x.height, x.width, block.outputs);
         debug_assert_eq!(x.channels, block.inputs, "channels of a residual block");
         let normed = self.norm(kernels, &block.norm1, &x, block.conv1.weights.is_int8())?;
-        let inner = self.take(height, width, block.outputs, has_data);
+        let inner = self.take(kernels, extent)?;
         let inner = self.causal(kernels, &block.conv1, normed, inner, false)?;
         let normed = self.norm(kernels, &block.norm2, &inner, block.conv2.weights.is_int8())?;
         self.spares.push(inner);
         let base = match &block.shortcut {
             None => x,
             Some(shortcut) => {
-                let base = self.take(height, width, block.outputs, has_data);
-                let base = self.conv_into(kernels, shortcut, &x, base)?;
+                let base = self.take(kernels, extent)?;
+                let base = self.conv_into(kernels, shortcut, &x, base, false)?;
                 self.spares.push(x);
                 base
             }
@@ -245,11 +257,51 @@ impl<'d> DecoderSession<'d> {
         self.causal(kernels, &block.conv2, normed, base, true)
     }
 
-    fn attention(&mut self, kernels: Option<&Kernels>, weights: &Attention, mut x: Map) -> Result<Map, VaeError> {
-        let (pixels, channels) = (x.height * x.width, weights.channels);
-        self.count.attention = 4 * pixels * channels * size_of::<f32>();
+    fn attention(
+        &mut self,
+        kernels: Option<DecoderKernels<'_>>,
+        weights: &Attention,
+        mut x: Map,
+    ) -> Result<Map, VaeError> {
+        let (height, width, channels) = (x.height, x.width, weights.channels);
         let normed = self.norm(kernels, &weights.norm, &x, false)?;
-        if let (Some(kernels), Some(x), Some(frame)) = (kernels, x.values_mut(), normed.values()) {
+        match &weights.projections {
+            Projections::Matrices { to_qkv, to_qkv_bias, proj, proj_bias } => {
+                self.count.attention = 4 * height * width * channels * size_of::<f32>();
+                self.attend(kernels, [(to_qkv, to_qkv_bias), (proj, proj_bias)], &normed, &mut x)?;
+                self.spares.push(normed);
+                Ok(x)
+            }
+            Projections::Filters(filters) => {
+                let [to_qkv, proj] = &**filters;
+                self.count.attention = opencl::Kernels::pixel_attention_scratch(height, width, channels);
+                let qkv = self.take(kernels, (height, width, 3 * channels))?;
+                let qkv = self.conv_into(kernels, to_qkv, &normed, qkv, false)?;
+                // The normed pixels are used up; what was attended to goes in their place.
+                let mut attended = normed;
+                if let (Some(DecoderKernels::OpenCl(kernels)), Some(qkv), Some(attended)) =
+                    (kernels, qkv.device(), attended.device_mut())
+                {
+                    kernels.pixel_attention(qkv, attended)?;
+                }
+                self.spares.push(qkv);
+                let x = self.conv_into(kernels, proj, &attended, x, true)?;
+                self.spares.push(attended);
+                Ok(x)
+            }
+        }
+    }
+
+    /// `x ← x + attention(normed)` by the CPU's products; weight and bias of both projections.
+    fn attend(
+        &mut self,
+        kernels: Option<DecoderKernels<'_>>,
+        [(to_qkv, to_qkv_bias), (proj, proj_bias)]: [(&[f32], &[f32]); 2],
+        normed: &Map,
+        x: &mut Map,
+    ) -> Result<(), VaeError> {
+        let (pixels, channels) = (x.height * x.width, proj_bias.len());
+        if let (Some(DecoderKernels::Cpu(kernels)), Some(x), Some(frame)) = (kernels, x.values_mut(), normed.values()) {
             self.pixels.resize(pixels * channels, 0.0);
             self.projections.resize(3 * pixels * channels, 0.0);
             for (y, row) in self.pixels.chunks_exact_mut(normed.width * channels).enumerate() {
@@ -265,7 +317,7 @@ impl<'d> DecoderSession<'d> {
                 kernels.gemm_f32(input, &weight, Operands::F32, &epilogue, sink, workspace)
             };
             let workspace = &mut self.workspace;
-            project(&weights.to_qkv, &weights.to_qkv_bias, &self.pixels, &mut self.projections, workspace)?;
+            project(to_qkv, to_qkv_bias, &self.pixels, &mut self.projections, workspace)?;
             let part = |index: usize| {
                 Rows::new("projection", &self.projections[index * channels..], pixels, channels, 3 * channels)
             };
@@ -273,45 +325,46 @@ impl<'d> DecoderSession<'d> {
             let sink = AttentionSink::F32 { out, operands: Operands::F32 };
             kernels.attention_f32(part(0)?, part(1)?, part(2)?, 1, Operands::F32, sink, workspace)?;
             let out = &mut self.projections[..pixels * channels];
-            project(&weights.proj, &weights.proj_bias, &self.pixels, out, workspace)?;
+            project(proj, proj_bias, &self.pixels, out, workspace)?;
             for (y, added) in out.chunks_exact(normed.width * channels).enumerate() {
                 for (x, &added) in x.row_mut(y).iter_mut().zip(added) {
                     *x += added;
                 }
             }
         }
-        self.spares.push(normed);
-        Ok(x)
+        Ok(())
     }
 
     /// `SiLU` follows every norm but the attention's. As codes where an INT8 convolution comes next.
-    fn norm(&mut self, kernels: Option<&Kernels>, gain: &[f32], x: &Map, is_coded: bool) -> Result<Map, VaeError> {
-        let activation = if std::ptr::eq(gain, self.decoder.middle.1.norm.as_slice()) {
-            Activation::Identity
-        } else {
-            Activation::Silu
-        };
-        let mut out = self.take_as(is_coded, (x.height, x.width, x.channels), kernels.is_some());
-        let (Some(kernels), Some(x)) = (kernels, x.values()) else { return Ok(out) };
-        if let Some(codes) = out.codes_mut() {
-            kernels.pixel_norm_codes(x, gain, codes, &mut self.workspace)?;
-        } else if let Some(out) = out.values_mut() {
-            kernels.pixel_norm(x, gain, activation, out, &mut self.workspace)?;
+    fn norm(
+        &mut self,
+        kernels: Option<DecoderKernels<'_>>,
+        gain: &Gain,
+        x: &Map,
+        is_coded: bool,
+    ) -> Result<Map, VaeError> {
+        let is_plain = std::ptr::eq(gain, &raw const self.decoder.middle.1.norm);
+        let activation = if is_plain { Activation::Identity } else { Activation::Silu };
+        let kind = if is_coded { self.decoder.code_kind() } else { self.decoder.kind() };
+        let mut out = self.take_as(kernels, kind, (x.height, x.width, x.channels))?;
+        if let Some(kernels) = kernels {
+            kernels.norm(x, gain, activation, &mut out, &mut self.workspace)?;
         }
         Ok(out)
     }
 
-    /// A convolution without history into `out`.
+    /// A convolution without history into `out`, or added to it.
     fn conv_into(
         &mut self,
-        kernels: Option<&Kernels>,
-        weights: &ConvWeights,
+        kernels: Option<DecoderKernels<'_>>,
+        weights: &Filter,
         x: &Map,
         mut out: Map,
+        is_added: bool,
     ) -> Result<Map, VaeError> {
         self.count.scratch = self.count.scratch.max(weights.scratch_bytes(x.height, x.width));
-        if let (Some(kernels), Some(x), Some(out)) = (kernels, x.values(), out.values_mut()) {
-            kernels.conv(&[Some(x)], weights, ConvSink::Store(out), &mut self.workspace)?;
+        if let Some(kernels) = kernels {
+            kernels.conv(&[Some(x)], weights, (&mut out, is_added), &mut self.workspace)?;
         }
         Ok(out)
     }
@@ -319,7 +372,7 @@ impl<'d> DecoderSession<'d> {
     /// A causal convolution of `x` and what the slot remembers; then `x` is remembered.
     fn causal(
         &mut self,
-        kernels: Option<&Kernels>,
+        kernels: Option<DecoderKernels<'_>>,
         conv: &CausalConv,
         x: Map,
         out: Map,
@@ -332,7 +385,7 @@ impl<'d> DecoderSession<'d> {
 
     fn with_history(
         &mut self,
-        kernels: Option<&Kernels>,
+        kernels: Option<DecoderKernels<'_>>,
         filter: &Filter,
         slot: usize,
         x: &Map,
@@ -340,19 +393,9 @@ impl<'d> DecoderSession<'d> {
         is_added: bool,
     ) -> Result<Map, VaeError> {
         self.count.scratch = self.count.scratch.max(filter.scratch_bytes(x.height, x.width));
-        if let (Some(kernels), Some(out)) = (kernels, out.values_mut()) {
+        if let Some(kernels) = kernels {
             let [older, newer] = self.histories[slot].each_ref().map(Option::as_ref);
-            let sink = if is_added { ConvSink::Add(out) } else { ConvSink::Store(out) };
-            match filter {
-                Filter::Float(weights) => {
-                    let frames = [older, newer, Some(x)].map(|map| map.and_then(Map::values));
-                    kernels.conv(&frames, weights, sink, &mut self.workspace)?;
-                }
-                Filter::Int8(weights) => {
-                    let frames = [older, newer, Some(x)].map(|map| map.and_then(Map::codes));
-                    kernels.conv_int8(&frames, weights, sink, &mut self.workspace)?;
-                }
-            }
+            kernels.conv(&[older, newer, Some(x)], filter, (&mut out, is_added), &mut self.workspace)?;
         }
         Ok(out)
     }
@@ -364,17 +407,22 @@ impl<'d> DecoderSession<'d> {
     }
 
     /// A frame to be overwritten: one that is free, else a new one.
-    fn take(&mut self, height: usize, width: usize, channels: usize, has_data: bool) -> Map {
-        self.take_as(false, (height, width, channels), has_data)
+    fn take(&mut self, kernels: Option<DecoderKernels<'_>>, extent: (usize, usize, usize)) -> Result<Map, VaeError> {
+        self.take_as(kernels, self.decoder.kind(), extent)
     }
 
-    /// The same, of values or of codes.
-    fn take_as(&mut self, is_coded: bool, extent: (usize, usize, usize), has_data: bool) -> Map {
-        if let Some(at) = self.spares.iter().position(|map| map.is(is_coded, extent)) {
-            return self.spares.swap_remove(at);
+    /// The same, of another kind.
+    fn take_as(
+        &mut self,
+        kernels: Option<DecoderKernels<'_>>,
+        kind: MapKind,
+        extent: (usize, usize, usize),
+    ) -> Result<Map, VaeError> {
+        if let Some(at) = self.spares.iter().position(|map| map.is(kind, extent)) {
+            return Ok(self.spares.swap_remove(at));
         }
-        let map = Map::new(is_coded, extent, has_data);
+        let map = Map::new(kind, extent, kernels)?;
         self.count.frames += map.bytes();
-        map
+        Ok(map)
     }
 }

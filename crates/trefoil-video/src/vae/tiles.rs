@@ -5,9 +5,8 @@
 //! diffusers does. The middle's attention sees only its tile, so the result differs from the untiled one.
 
 use super::session::MAX_SIDE;
-use super::{DecoderMemory, Latent, VaeDecoder, VaeError};
+use super::{DecoderKernels, DecoderMemory, Latent, VaeDecoder, VaeError};
 use crate::output::VideoFrame;
-use trefoil_kernels::Kernels;
 
 /// How a latent is cut into tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,13 +70,14 @@ impl VaeDecoder {
     ///
     /// # Errors
     /// A latent that does not fit the VAE or the layout, [`VaeError::Stopped`] when told to stop.
-    pub fn decode_tiled(
+    pub fn decode_tiled<'k>(
         &self,
-        kernels: &Kernels,
+        kernels: impl Into<DecoderKernels<'k>>,
         latent: &Latent,
         tiles: &TileLayout,
         may_continue: &dyn Fn() -> bool,
     ) -> Result<Vec<VideoFrame>, VaeError> {
+        let kernels = kernels.into();
         if (latent.height(), latent.width()) != (tiles.height, tiles.width) {
             return Err(VaeError::Latent {
                 what: format!("of {}", latent.shape()),

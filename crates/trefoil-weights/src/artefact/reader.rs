@@ -164,6 +164,21 @@ impl Artefact {
         Ok(TiledView { shape, codes: codes.codes(), scales })
     }
 
+    /// Tells the system that the pages of a block's region are not needed for now. They are read from the file again when they are
+    /// touched; where the system does not take the hint, nothing changes.
+    pub fn release(&self, block: u32) {
+        let Some(section) = self.index.sections.iter().find(|section| section.block == Some(block)) else { return };
+        // SAFETY: the mapping is read-only and of a file, so a page that is dropped comes back with the same bytes; the range was
+        // checked against the file when it was opened.
+        let _ = unsafe {
+            self.map.unchecked_advise_range(
+                memmap2::UncheckedAdvice::DontNeed,
+                section.offset as usize,
+                section.bytes as usize,
+            )
+        };
+    }
+
     /// Reads the whole file again and compares every checksum; the error names the section that differs.
     ///
     /// Sections are split over the available cores. Memory is one buffer of 1 MiB per core.

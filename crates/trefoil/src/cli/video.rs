@@ -4,6 +4,7 @@ use crate::commands::video::{decode::DecodeArgs, encode::EncodeArgs, generate::G
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
+use trefoil_video::vae::DecoderPath;
 use trefoil_video::{NumericPath, TensorPath};
 
 /// `trefoil video`.
@@ -207,9 +208,13 @@ pub struct RatesArgs {
     /// Engines
     #[command(flatten)]
     pub engines: EngineArgs,
-    /// Measure this decoder on the second engine's cores too, alone and while the first engine runs: pipeline folder, VAE folder or file
+    /// Measure this decoder on either engine too, alone and while the other one runs blocks, and compare both orders of the engines:
+    /// pipeline folder, VAE folder or file
     #[arg(long, value_name = "MODEL_DIR", conflicts_with = "decoder_ms")]
     pub decoder: Option<PathBuf>,
+    /// What that decoder computes in: f32 or int8
+    #[arg(long, value_name = "PATH", default_value_t = DecoderPath::F32, requires = "decoder")]
+    pub vae_path: DecoderPath,
     /// Milliseconds of the decoder on the second engine, for the cut (declared, not measured)
     #[arg(long, value_name = "MS", default_value_t = 0.0)]
     pub decoder_ms: f64,

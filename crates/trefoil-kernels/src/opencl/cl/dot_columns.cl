@@ -32,3 +32,14 @@ static void dot_tile(const __global char *a, uint stride, uint rows, const __glo
             sums[row] += dot_four(pointers[row][four], w);
     }
 }
+
+// Adds the products of ROWS rows of floats, all readable, with one column, whose weights are TILE apart.
+static void float_tile(const __global float *a, uint stride, const __global float *weights, uint length, float *sums)
+{
+#pragma OPENCL FP_CONTRACT ON
+    for (uint at = 0; at < length; at++) {
+        const float w = weights[(size_t)at * TILE];
+        for (uint row = 0; row < ROWS; row++)
+            sums[row] = a[(size_t)row * stride + at] * w + sums[row];
+    }
+}

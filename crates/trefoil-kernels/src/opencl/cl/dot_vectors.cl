@@ -24,3 +24,19 @@ static void dot_tile(const __global char *a, uint stride, uint rows, const __glo
     }
     sums[0] = sum0, sums[1] = sum1, sums[2] = sum2, sums[3] = sum3, sums[4] = sum4, sums[5] = sum5;
 }
+
+// Adds the products of ROWS rows of floats, all readable, with 16 columns.
+#define FLOAT_STEP(row) sum##row = (float16)(pointer[(row) * one]) * w + sum##row;
+
+static void float_tile(const __global float *a, uint stride, const __global float *weights, uint length, float16 *sums)
+{
+#pragma OPENCL FP_CONTRACT ON
+    const size_t one = stride;
+    const __global float *pointer = a;
+    float16 sum0 = sums[0], sum1 = sums[1], sum2 = sums[2], sum3 = sums[3], sum4 = sums[4], sum5 = sums[5];
+    for (uint at = 0; at < length; at++, pointer++, weights += TILE) {
+        const float16 w = vload16(0, weights);
+        FLOAT_STEP(0) FLOAT_STEP(1) FLOAT_STEP(2) FLOAT_STEP(3) FLOAT_STEP(4) FLOAT_STEP(5)
+    }
+    sums[0] = sum0, sums[1] = sum1, sums[2] = sum2, sums[3] = sum3, sums[4] = sum4, sums[5] = sum5;
+}

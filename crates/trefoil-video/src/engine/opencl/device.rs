@@ -79,7 +79,7 @@ fn program_cache() -> PathBuf {
 
 /// The calling thread on an engine's cores, so that enqueueing and waiting disturb no other engine's; it goes back when this is dropped.
 #[derive(Debug)]
-pub(super) struct HostThread {
+pub(in crate::engine) struct HostThread {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     before: Option<rustix::thread::CpuSet>,
 }
@@ -87,7 +87,7 @@ pub(super) struct HostThread {
 impl HostThread {
     /// Goes there if the system lets it; where it runs changes no result.
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    pub(super) fn on(cores: &[usize]) -> HostThread {
+    pub(in crate::engine) fn on(cores: &[usize]) -> HostThread {
         use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
         let mut set = CpuSet::new();
         cores.iter().filter(|&&core| core < CpuSet::MAX_CPU).for_each(|&core| set.set(core));
@@ -96,7 +96,7 @@ impl HostThread {
     }
 
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    pub(super) fn on(_: &[usize]) -> HostThread {
+    pub(in crate::engine) fn on(_: &[usize]) -> HostThread {
         HostThread {}
     }
 }

@@ -20,7 +20,8 @@ use crate::model::Model;
 use crate::schedule::Piece;
 use crate::{NumericPath, VideoError};
 use conditions::HeldConditions;
-use device::{HostThread, open_kernels};
+pub(super) use device::HostThread;
+use device::open_kernels;
 use std::sync::Arc;
 use trefoil_kernels::opencl::{Device, DeviceKind, Kernels, OpenClError, Variant};
 
@@ -162,7 +163,7 @@ pub fn is_on_cores(spec: &EngineSpec) -> Result<bool, VideoError> {
 }
 
 /// Kernels on the device of `spec`, bound to its cores, and what was odd about them.
-fn kernels_of(spec: &EngineSpec) -> Result<(Kernels, Vec<String>), VideoError> {
+pub(super) fn kernels_of(spec: &EngineSpec) -> Result<(Kernels, Vec<String>), VideoError> {
     let failed = |error: OpenClError| VideoError::Engine {
         engine: spec.to_string(),
         reason: format!("{error}; `trefoil probe` shows the devices of this machine"),
@@ -173,7 +174,7 @@ fn kernels_of(spec: &EngineSpec) -> Result<(Kernels, Vec<String>), VideoError> {
 }
 
 /// Which device and kernels an engine is, for whoever reads its results.
-fn notes_of(kernels: &Kernels, name: &str) -> Vec<String> {
+pub(super) fn notes_of(kernels: &Kernels, name: &str) -> Vec<String> {
     let info = kernels.device().info();
     let mut notes =
         vec![format!("{name} is {} ({} {}), kernels {}", info.name, info.platform, info.driver, kernels.variant())];

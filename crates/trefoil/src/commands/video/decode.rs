@@ -1,6 +1,6 @@
 //! `trefoil video decode`: a latent to a clip.
 
-use super::shared::{CoresArg, TensorArg, check_folder, kernels};
+use super::shared::{CoresArg, TensorArg, check_folder, decoding_spec};
 use crate::context::{self, print, print_json, stop_flag};
 use crate::error::CliError;
 use clap::Args;
@@ -9,8 +9,10 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use trefoil_report::format;
+use trefoil_video::EngineSpec;
+use trefoil_video::engine::{DecoderEngine, EngineDecoder};
 use trefoil_video::output::{ClipMetadata, ClipWriter, ContactSheet, VideoFrame};
-use trefoil_video::vae::{DecoderMemory, DecoderPath, Latent, TileLayout, VaeDecoder, VaeError};
+use trefoil_video::vae::{DecoderMemory, DecoderPath, Latent, TileLayout, VaeError};
 
 /// `trefoil video decode`.
 #[derive(Debug, Args)]
@@ -48,7 +50,10 @@ pub struct DecodeArgs {
     /// Seed to note in the clip [default: what the latent's file says]
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Cores to use, such as 0-3,7 [default: all]
+    /// Engine to decode on, like cpu@0-3, opencl or opencl:0@1 [default: the CPU]
+    #[arg(long, value_name = "ENGINE", conflicts_with = "cores")]
+    pub engine: Option<EngineSpec>,
+    /// Cores of the CPU to use, such as 0-3,7 [default: all]
     #[arg(long, value_name = "CORES")]
     pub cores: Option<CoresArg>,
     /// Print JSON
@@ -64,7 +69,9 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
         &[args.latent.path.clone(), args.model.clone()],
     )?;
     context::check_writable(args.contact_sheet.as_deref())?;
-    let decoder = VaeDecoder::open_on(&args.model, args.vae_path)?;
+    let engine = DecoderEngine::open(&decoding_spec(args.engine.as_ref(), args.cores.as_ref())?)?;
+    let on = EngineDecoder::open_on(&args.model, args.vae_path, engine)?;
+    let (decoder, kernels) = (on.decoder(), on.kernels());
     let latent = Latent::read(&args.latent.path, &args.latent.key)?;
     let latent = if args.denormalised { latent } else { latent.denormalise(decoder.config())? };
     let tiles = match args.tile {
@@ -76,8 +83,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
     let scale = decoder.config().spatial_scale();
     let size = (latent.height() * scale, latent.width() * scale);
     let frames = decoder.config().frames(latent.frames());
-    let kernels = kernels(args.cores.as_ref())?;
-    let threads = kernels.pool().threads();
+    let threads = on.engine().threads();
     let memory = match &tiles {
         Some(tiles) => decoder.tiled_memory(tiles, latent.frames(), threads)?,
         None => decoder.memory(latent.height(), latent.width(), threads)?,
@@ -106,7 +112,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
         clip.push(frame)
     };
     if let Some(tiles) = &tiles {
-        for frame in &decoder.decode_tiled(&kernels, &latent, tiles, &may_continue)? {
+        for frame in &decoder.decode_tiled(kernels, &latent, tiles, &may_continue)? {
             write(frame)?;
         }
     } else {
@@ -115,7 +121,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
             if !may_continue() {
                 return Err(VaeError::Stopped.into());
             }
-            for frame in &session.push(&kernels, &latent, index)? {
+            for frame in &session.push(kernels, &latent, index)? {
                 write(frame)?;
             }
         }
@@ -134,7 +140,9 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
             "height": size.0,
             "width": size.1,
             "latent_frames": latent.frames(),
-            "isa": kernels.isa().name(),
+            "engine": on.engine().spec().to_string(),
+            "kernels": on.engine().kernels_name(),
+            "notes": on.engine().notes(),
             "threads": threads,
             "seconds": seconds,
             "seconds_per_latent_frame": seconds / latent.frames() as f64,
@@ -144,6 +152,9 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
             "metadata": metadata,
         }));
     }
+    for note in on.engine().notes() {
+        eprintln!("note: {note}");
+    }
     if let Some(warning) = warning {
         eprintln!("warning: {warning}");
     }
@@ -152,7 +163,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
         args.output.display(),
         seconds / latent.frames() as f64,
         threads,
-        kernels.isa()
+        on.engine().kernels_name()
     ))
 }
 

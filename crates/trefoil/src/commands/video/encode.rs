@@ -1,5 +1,6 @@
 //! `trefoil video encode`: prompts to text states.
 
+use super::generate::cached;
 use super::shared::{CoresArg, TensorArg, check_folder, kernels};
 use crate::context::{self, print, print_json};
 use crate::error::CliError;
@@ -10,7 +11,7 @@ use std::time::Instant;
 use trefoil_kernels::Kernels;
 use trefoil_report::format;
 use trefoil_video::output::{NamedTensor, write_tensors};
-use trefoil_video::text::{TextEncoder, TextStates, Tokenizer};
+use trefoil_video::text::{TextEncoder, TextPath, TextStates, Tokenizer, pack_text};
 use trefoil_weights::checkpoint::{Checkpoint, SourceType};
 
 /// Largest file of prompts.
@@ -34,6 +35,12 @@ pub struct EncodeArgs {
     /// The tokenizer, if it is elsewhere
     #[arg(long, value_name = "tokenizer.json|DIR", conflicts_with = "ids")]
     pub tokenizer: Option<PathBuf>,
+    /// What the encoder's matrices are: f32, or int8, packed into the cache on first use
+    #[arg(long, value_name = "PATH", default_value_t = TextPath::F32)]
+    pub text_path: TextPath,
+    /// Folder for packed models
+    #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
+    pub cache: Option<PathBuf>,
     /// Cores to use, such as 0-3,7 [default: all]
     #[arg(long, value_name = "CORES")]
     pub cores: Option<CoresArg>,
@@ -48,7 +55,8 @@ pub fn run(args: &EncodeArgs) -> Result<(), CliError> {
     let inputs = [args.prompts.clone(), args.ids.as_ref().map(|ids| ids.path.clone())];
     context::check_distinct(&[Some(args.output.as_path())], &inputs.into_iter().flatten().collect::<Vec<_>>())?;
     context::check_writable(Some(args.output.as_path()))?;
-    let encoder = TextEncoder::open(&args.model)?;
+    let source = TextSource { model: &args.model, path: args.text_path, cache: args.cache.as_deref() };
+    let encoder = source.open()?;
     let mut notes = Vec::new();
     let mut texts = Vec::new();
     let ids = match (&args.prompts, &args.ids) {
@@ -85,6 +93,7 @@ pub fn run(args: &EncodeArgs) -> Result<(), CliError> {
         .map(|(index, name)| NamedTensor { name, shape: &shape, values: states.prompt(index) })
         .collect();
     let mut metadata = vec![("lengths", json!(states.lengths).to_string())];
+    metadata.push(("text_path", encoder.text_path().to_string()));
     match texts.as_slice() {
         [] => {}
         [prompt] => metadata.push(("prompt", prompt.clone())),
@@ -102,6 +111,7 @@ pub fn run(args: &EncodeArgs) -> Result<(), CliError> {
             "threads": kernels.pool().threads(),
             "seconds": seconds,
             "working_bytes": working,
+            "text_path": encoder.text_path(),
             "notes": notes,
         }));
     }
@@ -143,21 +153,54 @@ fn tokenise(
     Ok(ids)
 }
 
+/// A pipeline folder's text encoder, and in which form.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TextSource<'a> {
+    /// Pipeline folder, encoder folder or file.
+    pub(super) model: &'a Path,
+    /// What its matrices are.
+    pub(super) path: TextPath,
+    /// Folder for packed models.
+    pub(super) cache: Option<&'a Path>,
+}
+
+impl TextSource<'_> {
+    /// As the checkpoint has it.
+    pub(super) fn plain(model: &Path) -> TextSource<'_> {
+        TextSource { model, path: TextPath::F32, cache: None }
+    }
+
+    fn open(self) -> Result<TextEncoder, CliError> {
+        let encoder = TextEncoder::open(self.model)?;
+        if self.path == encoder.text_path() {
+            return Ok(encoder);
+        }
+        if self.path == TextPath::F32 {
+            return Err(CliError::Usage(format!("{} is packed in int8; give --text-path int8", self.model.display())));
+        }
+        let path = cached(encoder.path(), "text.trefoil", self.cache)?;
+        if !path.exists() {
+            pack_text(encoder.path(), &path, |_| {})?;
+        }
+        Ok(TextEncoder::open(&path)?)
+    }
+}
+
 /// Text states of the empty text, which stands for the other branch where nothing else is said.
-pub(super) fn read_empty(model: &Path, kernels: &Kernels) -> Result<TextStates, CliError> {
-    let encoder = TextEncoder::open(model)?;
+pub(super) fn read_empty(source: TextSource<'_>, kernels: &Kernels) -> Result<TextStates, CliError> {
+    let encoder = source.open()?;
     Ok(encoder.encode(kernels, &[vec![encoder.config().eos_token_id]])?)
 }
 
 /// Text states of `texts` from a pipeline folder.
 pub(super) fn read_text(
-    model: &Path,
+    source: TextSource<'_>,
     texts: &[String],
     kernels: &Kernels,
     notes: &mut Vec<String>,
 ) -> Result<TextStates, CliError> {
-    let encoder = TextEncoder::open(model)?;
-    let ids = tokenise(&encoder, model, texts, notes)?;
+    let encoder = source.open()?;
+    let ids = tokenise(&encoder, source.model, texts, notes)?;
     Ok(encoder.encode(kernels, &ids)?)
 }
 

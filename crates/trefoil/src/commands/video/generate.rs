@@ -2,7 +2,7 @@
 //! transformer, then decoder.
 
 use super::decode::check_memory;
-use super::encode::read_text;
+use super::encode::{TextSource, read_text};
 use super::shared::{check_folder, kernels};
 use super::{block_bar, denoise, lanes};
 use crate::cli::{CutArg, EngineArgs};
@@ -16,13 +16,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use trefoil_kernels::Kernels;
 use trefoil_report::format;
 use trefoil_video::config::PATCH;
+use trefoil_video::engine::{EngineDecoder, EngineKind, parse_engines};
 use trefoil_video::noise::torch_normals;
 use trefoil_video::output::{ClipMetadata, ClipReport, ClipWriter, ContactSheet};
+use trefoil_video::text::TextPath;
 use trefoil_video::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder, VaeError};
-use trefoil_video::{Clip, DenoiseReport, Tensor, VideoPackOptions, pack_video};
+use trefoil_video::{Clip, DenoiseReport, EngineSpec, Tensor, VideoPackOptions, pack_video};
 
 /// Frames, size and rate where neither the command line nor the model folder says any: the stock pipeline's.
 const STOCK: Size = Size { frames: 81, width: 832, height: 480, fps: 16 };
@@ -63,6 +64,9 @@ pub struct GenerateArgs {
     /// First block execution of the second engine; auto measures both engines while both run
     #[arg(long, value_name = "K|auto", default_value = "auto")]
     pub cut: CutArg,
+    /// What the text encoder's matrices are: f32, or int8, packed into the cache on first use
+    #[arg(long, value_name = "PATH", default_value_t = TextPath::F32)]
+    pub text_path: TextPath,
     /// What the decoder computes in: f32, or int8 for less memory and time
     #[arg(long, value_name = "PATH", default_value_t = DecoderPath::F32)]
     pub vae_path: DecoderPath,
@@ -182,9 +186,11 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     context::check_distinct(&[Some(&args.output), args.contact_sheet.as_deref()], std::slice::from_ref(&args.model))?;
     context::check_writable(args.contact_sheet.as_deref())?;
     let size = Size::of(&args.model, args.size, args.frames, args.fps);
+    let last = parse_engines(&args.engines.engines)?.pop();
     let mut seconds = Seconds::default();
     // Everything that can be wrong is found before the long part: the decoder is opened first, for its sizes, and closed again.
     let vae = VaeDecoder::open(&args.model)?.config().clone();
+    size.latent(&vae, PATCH)?;
     let metadata = |path: String, plan: Option<String>| ClipMetadata {
         fps: size.fps,
         prompt: Some(args.prompt.clone()),
@@ -193,6 +199,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
         plan,
         source: None,
     };
+    drop(ClipWriter::create(&args.output, (size.height, size.width), size.frames, metadata(String::new(), None))?);
     let start = Instant::now();
     let (text, negative, mut notes) = texts(args)?;
     seconds.text = start.elapsed().as_secs_f64();
@@ -212,12 +219,18 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     };
 
     let start = Instant::now();
-    let decoding = kernels(None)?;
+    // Nothing else runs any more, so the kind of engine that ends a clip has all cores.
+    let on = match last.filter(|spec| spec.kind == EngineKind::OpenCl) {
+        Some(spec) => spec.on(&[]),
+        None => EngineSpec::cpu(&[]),
+    };
+    let on = EngineDecoder::open(&args.model, args.vae_path, &on)?;
+    notes.extend(on.engine().notes().iter().cloned());
     let clip = decoded(
         args,
         size,
         latent,
-        &decoding,
+        &on,
         &metadata(format!("{}, decoder {}", paths.join("/"), args.vae_path), Some(plan.clone())),
     )?;
     seconds.decode = start.elapsed().as_secs_f64();
@@ -236,6 +249,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
             "blocks": report.blocks,
             "cut": report.cut,
             "engines": report.lanes,
+            "decoder": { "engine": on.engine().spec().to_string(), "kernels": on.engine().kernels_name() },
             "handoffs": report.handoffs,
             "seconds": seconds,
             "health": clip.health,
@@ -274,7 +288,8 @@ fn texts(args: &GenerateArgs) -> Result<(Tensor, Option<Tensor>, Vec<String>), C
     let kernels = kernels(None)?;
     let mut notes = Vec::new();
     let prompts: Vec<String> = std::iter::once(&args.prompt).chain(&args.negative).cloned().collect();
-    let states = read_text(&args.model, &prompts, &kernels, &mut notes)?;
+    let source = TextSource { model: &args.model, path: args.text_path, cache: args.cache.as_deref() };
+    let states = read_text(source, &prompts, &kernels, &mut notes)?;
     let tensor = |index: usize| {
         Tensor::new("text", &[1, states.text_len, states.width], states.prompt(index).to_vec()).map_err(CliError::from)
     };
@@ -289,12 +304,18 @@ pub(super) fn artefact(model: &Path, given: Option<&Path>, cache: Option<&Path>)
     }
     let transformer = model.join("transformer");
     let folder = if transformer.is_dir() { transformer } else { model.to_owned() };
-    let path = cache_dir(cache).join("video").join(format!("{:016x}.trefoil", state_of(&folder)?));
+    let path = cached(&folder, "trefoil", cache)?;
     if !path.exists() {
-        let create = |source| CliError::File { action: "create", path: path.clone(), source };
-        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).map_err(create)?;
         pack_video(model, &path, &VideoPackOptions::default(), |_| {})?;
     }
+    Ok(path)
+}
+
+/// Where the cache has what is packed from a folder's (or a file's) present state; the folder of it is made.
+pub(super) fn cached(source: &Path, extension: &str, cache: Option<&Path>) -> Result<PathBuf, CliError> {
+    let path = cache_dir(cache).join("video").join(format!("{:016x}.{extension}", state_of(source)?));
+    let create = |source| CliError::File { action: "create", path: path.clone(), source };
+    std::fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).map_err(create)?;
     Ok(path)
 }
 
@@ -302,10 +323,15 @@ pub(super) fn artefact(model: &Path, given: Option<&Path>, cache: Option<&Path>)
 fn state_of(folder: &Path) -> Result<u64, CliError> {
     let read = |source| CliError::File { action: "read", path: folder.to_owned(), source };
     let mut files: Vec<(PathBuf, u64, Option<std::time::SystemTime>)> = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(read)? {
-        let entry = entry.map_err(read)?;
-        let about = entry.metadata().map_err(read)?;
-        files.push((entry.path(), about.len(), about.modified().ok()));
+    let paths: Vec<PathBuf> = if folder.is_dir() {
+        let entries = std::fs::read_dir(folder).map_err(read)?;
+        entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>().map_err(read)?
+    } else {
+        vec![folder.to_owned()]
+    };
+    for path in paths {
+        let about = std::fs::metadata(&path).map_err(read)?;
+        files.push((path, about.len(), about.modified().ok()));
     }
     files.sort();
     let mut hasher = DefaultHasher::new();
@@ -330,6 +356,12 @@ fn denoised(
         )));
     }
     let channels = model.config().channels;
+    if vae.z_dim != channels {
+        return Err(CliError::Usage(format!(
+            "the decoder takes latents of {} channels and the transformer makes {channels}; is it this model's decoder?",
+            vae.z_dim
+        )));
+    }
     drop(model);
     let [frames, rows, columns] = size.latent(vae, PATCH)?;
     let shape = [1, channels, frames, rows, columns];
@@ -352,12 +384,12 @@ fn decoded(
     args: &GenerateArgs,
     size: Size,
     latent: Latent,
-    kernels: &Kernels,
+    on: &EngineDecoder,
     metadata: &ClipMetadata,
 ) -> Result<ClipReport, CliError> {
-    let decoder = VaeDecoder::open_on(&args.model, args.vae_path)?;
+    let decoder = on.decoder();
     let latent = latent.denormalise(decoder.config())?;
-    check_memory(&decoder.memory(latent.height(), latent.width(), kernels.pool().threads())?, false)?;
+    check_memory(&on.memory(latent.height(), latent.width())?, false)?;
     let mut clip = ClipWriter::create(&args.output, (size.height, size.width), size.frames, metadata.clone())?;
     let mut sheet = ContactSheet::new(size.height, size.width, size.frames);
     let mut session = decoder.session(latent.height(), latent.width())?;
@@ -365,7 +397,7 @@ fn decoded(
         if stop_flag().load(Ordering::SeqCst) {
             return Err(VaeError::Stopped.into());
         }
-        for frame in &session.push(kernels, &latent, index)? {
+        for frame in &session.push(on.kernels(), &latent, index)? {
             sheet.push(frame);
             clip.push(frame)?;
         }

@@ -63,6 +63,16 @@ pub struct OpenLanes {
     pub notes: Vec<String>,
 }
 
+impl OpenLanes {
+    /// The engines in the other order, each with its path.
+    pub fn reverse(&mut self) {
+        self.lanes.reverse();
+        self.specs.reverse();
+        self.paths.reverse();
+        self.processes.reverse();
+    }
+}
+
 /// The weights in every form that the paths need.
 pub struct Models {
     packed: Arc<Model>,

@@ -7,6 +7,7 @@ mod denoise;
 pub mod encode;
 pub mod generate;
 mod lanes;
+mod orders;
 pub mod quality;
 mod rates;
 mod shared;

@@ -1,6 +1,7 @@
 //! `trefoil video rates`.
 
 use super::lanes::OpenLanes;
+use super::orders::{self, Order};
 use super::{blocks, keep_going, lanes, samples_json};
 use crate::cli::RatesArgs;
 use crate::context::{print, print_json};
@@ -9,12 +10,11 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::Path;
 use trefoil_core::Origin;
-use trefoil_kernels::Kernels;
 use trefoil_report::format;
+use trefoil_video::engine::EngineDecoder;
 use trefoil_video::rates::{EngineRate, RateOptions, measure, random_inputs, shape_for_tokens};
 use trefoil_video::stream::{LastStageRate, measure_last_stage, time_decoding};
-use trefoil_video::vae::VaeDecoder;
-use trefoil_video::{Clip, EngineSpec, Model, Tensor, VideoError};
+use trefoil_video::{Clip, Lane, Model, Tensor};
 use trefoil_weights::memory::available_bytes;
 
 /// Runs the command.
@@ -37,13 +37,29 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
     let options = RateOptions { samples: args.samples, warm_up: 2 };
     let rates = measure(&mut open.lanes, &clip, &noise, options, &|| keep_going(0, blocks(&model)))?;
     let count = blocks(&model);
-    let decoder = args.decoder.as_deref().map(|path| decoder(path, &mut open, &clip, &noise, shape)).transpose()?;
-    let decoder_ms = decoder.as_ref().map_or([args.decoder_ms; 2], |rate| [rate.solo_ms.median, rate.pipeline_ms()]);
+    let decoders = match &args.decoder {
+        Some(path) => (0..open.lanes.len())
+            .map(|at| decoder(args, path, &mut open, at, (&clip, &noise, shape)))
+            .collect::<Result<Vec<_>, _>>()?,
+        None => Vec::new(),
+    };
+    let decoder = decoders.last().map(|(rate, _)| rate);
+    let decoder_ms = decoder.map_or([args.decoder_ms; 2], |rate| [rate.solo_ms.median, rate.pipeline_ms()]);
     let cuts = match rates.len() {
         2 => Some([
             ("solo", lanes::planned_cut(&rates, count, decoder_ms[0], |rate| rate.solo_ms.median)?),
             ("corun", lanes::planned_cut(&rates, count, decoder_ms[1], EngineRate::pipeline_ms)?),
         ]),
+        _ => None,
+    };
+    let orders: Option<[Order; 2]> = match (rates.as_slice(), decoders.as_slice()) {
+        ([first, second], [(on_first, _), (on_second, _)]) => Some(orders::both(
+            [first.engine.clone(), second.engine.clone()],
+            [first.pipeline_ms(), second.pipeline_ms()],
+            0.0,
+            [on_first.pipeline_ms(), on_second.pipeline_ms()],
+            count,
+        )?),
         _ => None,
     };
     let is_shaped = open.specs.iter().any(|spec| spec.shape.is_some());
@@ -62,11 +78,14 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
             "engines": engines,
             "decoder_ms": {
                 "value": decoder_ms[1],
-                "solo_ms": decoder.as_ref().map(|rate| samples_json(&rate.solo_ms)),
-                "corun_ms": decoder.as_ref().and_then(|rate| rate.corun_ms.as_ref()).map(samples_json),
+                "solo_ms": decoder.map(|rate| samples_json(&rate.solo_ms)),
+                "corun_ms": decoder.and_then(|rate| rate.corun_ms.as_ref()).map(samples_json),
                 "origin": if decoder.is_some() { Origin::Measured } else { Origin::Declared },
             },
+            "decoders": decoders.iter().map(|(rate, on)| decoder_json(rate, on)).collect::<Vec<_>>(),
             "cuts": cuts,
+            "orders": orders,
+            "best_order": orders.as_ref().map(orders::best),
             "cuts_origin": Origin::Predicted,
             "conditions": conditions(),
             "notes": open.notes,
@@ -96,12 +115,11 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
         }
         text.push('\n');
     }
-    if let Some(rate) = &decoder {
-        let spec = open.specs.last().map(ToString::to_string).unwrap_or_default();
-        let _ = write!(text, "decoding a clip on the cores of {spec}: alone {}", format::time(rate.solo_ms.median));
+    for (rate, on) in &decoders {
+        let _ = write!(text, "decoding a clip on {on}: alone {}", format::time(rate.solo_ms.median));
         if let Some(corun) = &rate.corun_ms {
             let slowdown = format::ratio(corun.median / rate.solo_ms.median);
-            let _ = write!(text, ", while the first engine runs {} ({slowdown})", format::time(corun.median));
+            let _ = write!(text, ", while the other engine runs {} ({slowdown})", format::time(corun.median));
         }
         text.push('\n');
     }
@@ -113,24 +131,27 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
             format::time(cut.period)
         );
     }
+    if let Some(orders) = &orders {
+        orders::tell(orders, count, &mut text);
+    }
     for note in &open.notes {
         eprintln!("note: {note}");
     }
     print(&text)
 }
 
-/// `T_V`: a clip's decoding on the last engine's cores, alone and while the first engine runs blocks.
+/// `T_V`: a clip's decoding on engine `at`, alone and while the other engine runs blocks; and what it ran on.
 fn decoder(
+    args: &RatesArgs,
     path: &Path,
     open: &mut OpenLanes,
-    clip: &Clip,
-    noise: &Tensor,
-    [_, frames, height, width]: [usize; 4],
-) -> Result<LastStageRate, CliError> {
-    let decoder = VaeDecoder::open(path)?;
-    let cores = open.specs.last().map(EngineSpec::resolved_cores).unwrap_or_default();
-    let kernels = Kernels::best(&cores).map_err(VideoError::from)?;
-    let memory = decoder.memory(height, width, kernels.pool().threads())?;
+    at: usize,
+    (clip, noise, [_, frames, height, width]): (&Clip, &Tensor, [usize; 4]),
+) -> Result<(LastStageRate, String), CliError> {
+    let on = EngineDecoder::open(path, args.vae_path, &open.specs[at])?;
+    open.notes
+        .extend(on.engine().notes().iter().filter(|note| !open.notes.contains(note)).cloned().collect::<Vec<_>>());
+    let memory = on.memory(height, width)?;
     let need = (memory.history + memory.working) as u64;
     if let Some(available) = available_bytes().filter(|&available| need > available) {
         return Err(CliError::Usage(format!(
@@ -140,12 +161,24 @@ fn decoder(
         )));
     }
     let check = || keep_going(0, clip.trajectory().blocks());
-    let mut stage = || time_decoding(&decoder, &kernels, [frames, height, width], &check);
-    let beside = match open.lanes.as_mut_slice() {
-        [first, _] => Some((first, clip, noise)),
+    let mut stage = || {
+        let _on_cores = on.engine().on_cores();
+        time_decoding(on.decoder(), on.kernels(), [frames, height, width], &check)
+    };
+    let beside: Option<(&mut Lane, &Clip, &Tensor)> = match open.lanes.as_mut_slice() {
+        lanes @ [_, _] => Some((&mut lanes[1 - at], clip, noise)),
         _ => None,
     };
-    Ok(measure_last_stage(&mut stage, beside, &check)?)
+    let rate = measure_last_stage(&mut stage, beside, &check)?;
+    Ok((rate, format!("{} in {} ({})", on.engine().spec(), args.vae_path, on.engine().kernels_name())))
+}
+
+fn decoder_json(rate: &LastStageRate, on: &str) -> Value {
+    json!({
+        "on": on,
+        "solo_ms": samples_json(&rate.solo_ms),
+        "corun_ms": rate.corun_ms.as_ref().map(samples_json),
+    })
 }
 
 fn engine_json(rate: &EngineRate, flops: u64) -> Value {

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use trefoil_core::UnitAddress;
 use trefoil_kernels::Kernels;
 use trefoil_units::{allowed_cores, cores_text};
+use trefoil_video::EngineSpec;
 
 /// `FILE.safetensors:KEY`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +55,21 @@ pub fn kernels(cores: Option<&CoresArg>) -> Result<Kernels, CliError> {
     }
     let cores: Vec<usize> = cores.iter().map(|&core| core as usize).collect();
     Kernels::best(&cores).map_err(|error| CliError::Failed(error.to_string()))
+}
+
+/// An engine as `--engine` or `--cores` name it, all cores of the CPU by default.
+pub fn decoding_spec(engine: Option<&EngineSpec>, cores: Option<&CoresArg>) -> Result<EngineSpec, CliError> {
+    let allowed = allowed_cores();
+    let cores: Vec<usize> = match (engine, cores) {
+        (Some(engine), _) => engine.resolved_cores(),
+        (None, Some(cores)) => cores.0.iter().map(|&core| core as usize).collect(),
+        (None, None) => allowed.iter().map(|&core| core as usize).collect(),
+    };
+    if let Some(core) = cores.iter().find(|&&core| !allowed.contains(&(core as u32))) {
+        let have = cores_text(allowed);
+        return Err(CliError::Usage(format!("core {core} is not among those that this process may use ({have})")));
+    }
+    Ok(engine.map_or_else(|| EngineSpec::cpu(&cores), |engine| engine.on(&cores)))
 }
 
 /// The folder must be there: a clear line before anything of it is looked for.

@@ -1,16 +1,16 @@
 //! One row of ours, in a process of its own.
 
 use super::{BenchDecoderArgs, LATENT, Row, Run, Workbench};
-use crate::commands::video::shared::kernels;
+use crate::commands::video::shared::decoding_spec;
 use crate::context::{print_json, stop_flag};
 use crate::error::CliError;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use trefoil_units::cores_text;
+use trefoil_video::engine::{DecoderEngine, EngineDecoder};
 use trefoil_video::output::{ClipMetadata, ClipWriter, VideoFrame};
-use trefoil_video::vae::{Latent, TileLayout, VaeDecoder, VaeError};
+use trefoil_video::vae::{Latent, TileLayout, VaeError};
 use trefoil_weights::memory::{peak_resident_bytes, reset_peak, resident_bytes};
 
 /// A row to be measured by this program, started again.
@@ -30,7 +30,7 @@ impl Case<'_> {
         })?;
         let mut command = Command::new(&program);
         command.args(["bench", "decoder"]).arg(&self.bench.model);
-        command.arg("--case").arg(self.bench.space.path()).args(["--cores", &cores_text(&self.row.cores)]);
+        command.arg("--case").arg(self.bench.space.path()).args(["--engine", &self.row.engine.to_string()]);
         command.args(["--path", self.row.path.as_str()]);
         match self.row.tiles {
             Some([size, stride]) => {
@@ -72,13 +72,13 @@ pub fn output_of<T: serde::de::DeserializeOwned>(mut command: Command, what: &st
 
 /// Measures the row that the flags describe in this process, and leaves its frames.
 pub fn run(args: &BenchDecoderArgs, folder: &Path) -> Result<(), CliError> {
-    let kernels = kernels(args.cores.as_ref())?;
-    let threads = kernels.pool().threads();
+    let engine = DecoderEngine::open(&decoding_spec(args.engine.first(), None)?)?;
     let latent = Latent::read(&folder.join("latent.safetensors"), LATENT)?;
     let before_bytes = resident_bytes().unwrap_or(0);
     let model = args.model.as_deref().unwrap_or(folder);
     let path = args.path.first().copied().unwrap_or_default();
-    let decoder = VaeDecoder::open_on(model, path)?;
+    let on = EngineDecoder::open_on(model, path, engine)?;
+    let (decoder, kernels, threads) = (on.decoder(), on.kernels(), on.engine().threads());
     let latent = latent.denormalise(decoder.config())?;
     let stride = args.tile_stride.unwrap_or(args.tile);
     let tiles = TileLayout::new(latent.height(), latent.width(), args.tile, stride)?;
@@ -87,6 +87,10 @@ pub fn run(args: &BenchDecoderArgs, folder: &Path) -> Result<(), CliError> {
     } else {
         decoder.tiled_memory(&tiles, latent.frames(), threads)?
     };
+    if decoder.is_on_device() {
+        // Drivers compile when a kernel first runs.
+        decoder.session(latent.height(), latent.width())?.push(kernels, &latent, 0)?;
+    }
     // Reading a checkpoint takes more for a moment than decoding does; it is not what is compared.
     reset_peak();
     let mut frame_seconds = Vec::new();
@@ -96,7 +100,7 @@ pub fn run(args: &BenchDecoderArgs, folder: &Path) -> Result<(), CliError> {
         let mut session = decoder.session(latent.height(), latent.width())?;
         for index in 0..latent.frames() {
             let start = Instant::now();
-            frames.extend(session.push(&kernels, &latent, index)?);
+            frames.extend(session.push(kernels, &latent, index)?);
             frame_seconds.push(start.elapsed().as_secs_f64());
             if stop_flag().load(Ordering::SeqCst) {
                 return Err(VaeError::Stopped.into());
@@ -104,7 +108,7 @@ pub fn run(args: &BenchDecoderArgs, folder: &Path) -> Result<(), CliError> {
         }
     } else {
         let may_continue = || !stop_flag().load(Ordering::SeqCst);
-        frames = decoder.decode_tiled(&kernels, &latent, &tiles, &may_continue)?;
+        frames = decoder.decode_tiled(kernels, &latent, &tiles, &may_continue)?;
     }
     let seconds = start.elapsed().as_secs_f64();
     let peak_bytes = peak_resident_bytes().unwrap_or(0);
@@ -129,6 +133,6 @@ pub fn run(args: &BenchDecoderArgs, folder: &Path) -> Result<(), CliError> {
         peak_bytes,
         before_bytes,
         predicted_bytes: Some(memory.total() as u64),
-        version: kernels.isa().to_string(),
+        version: on.engine().kernels_name(),
     })
 }

@@ -16,11 +16,13 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use trefoil_units::allowed_cores;
+use trefoil_video::engine::{EngineKind, is_on_cores};
 use trefoil_video::noise::torch_normals;
 use trefoil_video::output::{NamedTensor, VideoFrame, write_tensors};
 use trefoil_video::quality::{Fidelity, compare};
 use trefoil_video::synthetic::write_vae_decoder;
 use trefoil_video::vae::{DecoderPath, Latent, TileLayout, VaeConfig, VaeDecoder, VaeError};
+use trefoil_video::{EngineSpec, VideoError};
 
 /// Seed of random weights and of the latent.
 const SEED: u32 = 1;
@@ -47,6 +49,9 @@ pub struct BenchDecoderArgs {
     /// Latent pixels from one tile to the next [default: 3/4 of the tile]
     #[arg(long, value_name = "PIXELS")]
     pub tile_stride: Option<usize>,
+    /// Engines to decode on: cpu, opencl, or opencl:DEVICE [default: the CPU, and OpenCL where there is a device]
+    #[arg(long, value_name = "ENGINE,ENGINE", value_delimiter = ',')]
+    pub engine: Vec<EngineSpec>,
     /// Cores to use, such as 0-3; rows are measured on the first of them and on all [default: all that this process may use]
     #[arg(long, value_name = "CORES")]
     pub cores: Option<CoresArg>,
@@ -99,6 +104,9 @@ enum Decoder {
 #[derive(Debug, Serialize)]
 struct Row {
     decoder: Decoder,
+    /// On its cores; of the peer the CPU's.
+    #[serde(serialize_with = "as_text")]
+    engine: EngineSpec,
     path: DecoderPath,
     cores: Vec<u32>,
     /// Side and stride, latent pixels.
@@ -107,6 +115,10 @@ struct Row {
     /// Where its frames are kept for comparison.
     #[serde(skip)]
     frames: PathBuf,
+}
+
+fn as_text<S: serde::Serializer>(engine: &EngineSpec, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(engine)
 }
 
 /// The decoder's input and what was made for it.
@@ -131,7 +143,8 @@ pub fn run(args: &BenchDecoderArgs) -> Result<(), CliError> {
     progress.step("weights and latent");
     let bench = Workbench::new(args)?;
     let peer = args.python.as_deref().map(|python| Peer::find(python, bench.space.path())).transpose()?;
-    let mut rows = rows(&args.path, &cores, &bench, peer.is_some());
+    let engines = engines(&args.engine)?;
+    let mut rows = rows((&engines, &args.path), &cores, &bench, peer.is_some());
     for round in 0..args.rounds {
         for row in &mut rows {
             progress.step(&format!("round {} of {}: {}", round + 1, args.rounds, row.name()));
@@ -150,24 +163,56 @@ pub fn run(args: &BenchDecoderArgs) -> Result<(), CliError> {
     report::print(args, &bench, &rows, &differences)
 }
 
-/// One core and all, without tiles and with them; then the peer.
-fn rows(paths: &[DecoderPath], cores: &[u32], bench: &Workbench, has_peer: bool) -> Vec<Row> {
+/// The engines to measure, and whether each computes on the cores it is given.
+fn engines(asked: &[EngineSpec]) -> Result<Vec<(EngineSpec, bool)>, CliError> {
+    let placed = |spec: &EngineSpec| Ok((spec.on(&[]), is_on_cores(spec)?));
+    if !asked.is_empty() {
+        return Ok(asked.iter().map(placed).collect::<Result<_, VideoError>>()?);
+    }
+    let mut engines = vec![(EngineSpec::cpu(&[]), true)];
+    match placed(&EngineSpec::opencl(&[])) {
+        Ok(engine) => engines.push(engine),
+        Err(error) => eprintln!("note: no rows on OpenCL: {}", one_line(&error)),
+    }
+    Ok(engines)
+}
+
+fn one_line(error: &VideoError) -> String {
+    error.to_string().replace('\n', " ")
+}
+
+/// One core and all, without tiles and with them; then the peer. An engine with processors of its own has one row.
+fn rows(
+    (engines, paths): (&[(EngineSpec, bool)], &[DecoderPath]),
+    cores: &[u32],
+    bench: &Workbench,
+    has_peer: bool,
+) -> Vec<Row> {
     let mut sets = vec![cores[..1].to_vec()];
     if cores.len() > 1 {
         sets.push(cores.to_vec());
     }
     let mut rows = Vec::new();
-    for cores in sets {
-        let mut push = |decoder, path, tiles| {
+    for (number, cores) in sets.iter().enumerate() {
+        let places: Vec<usize> = cores.iter().map(|&core| core as usize).collect();
+        let mut push = |decoder, engine: &EngineSpec, path, tiles| {
             let frames = bench.space.path().join(format!("frames-{}.safetensors", rows.len()));
-            rows.push(Row { decoder, path, cores: cores.clone(), tiles, runs: Vec::new(), frames });
+            let engine = engine.on(&places);
+            rows.push(Row { decoder, engine, path, cores: cores.clone(), tiles, runs: Vec::new(), frames });
         };
         if has_peer {
-            push(Decoder::Diffusers, DecoderPath::F32, None);
+            push(Decoder::Diffusers, &EngineSpec::cpu(&[]), DecoderPath::F32, None);
         }
-        for &path in paths {
-            push(Decoder::Trefoil, path, None);
-            push(Decoder::Trefoil, path, Some([bench.tiles.size(), bench.tiles.stride()]));
+        let tiles = Some([bench.tiles.size(), bench.tiles.stride()]);
+        for (engine, is_on_cores) in engines {
+            for &path in paths {
+                if engine.kind == EngineKind::Cpu {
+                    push(Decoder::Trefoil, engine, path, None);
+                    push(Decoder::Trefoil, engine, path, tiles);
+                } else if *is_on_cores || number + 1 == sets.len() {
+                    push(Decoder::Trefoil, engine, path, None);
+                }
+            }
         }
     }
     rows
@@ -180,6 +225,7 @@ impl Row {
             Decoder::Diffusers => "diffusers",
         };
         let path = self.path;
+        let name = if self.engine.kind == EngineKind::OpenCl { format!("{name} on opencl") } else { name.to_owned() };
         let tiles = self.tiles.map_or_else(String::new, |[size, stride]| format!(", tiles {size}/{stride}"));
         let cores = if self.cores.len() == 1 { "1 core".to_owned() } else { format!("{} cores", self.cores.len()) };
         format!("{name}, {path}{tiles}, {cores}")

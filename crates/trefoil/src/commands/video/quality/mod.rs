@@ -4,7 +4,7 @@
 
 mod report;
 
-use super::encode::read_text;
+use super::encode::{TextSource, read_text};
 use super::generate::{Size, artefact};
 use super::shared::{CoresArg, check_folder, kernels};
 use super::{bar, blocks, keep_going, lanes};
@@ -241,7 +241,7 @@ impl Maker {
     /// Text states of all prompts.
     fn read(&mut self, prompts: &[ShapePrompt]) -> Result<TextStates, CliError> {
         let texts: Vec<String> = prompts.iter().map(|prompt| prompt.text.clone()).collect();
-        read_text(&self.folder, &texts, &self.kernels, &mut self.notes)
+        read_text(TextSource::plain(&self.folder), &texts, &self.kernels, &mut self.notes)
     }
 
     /// The frames of a clip.
@@ -295,7 +295,7 @@ fn observe(
 ) -> Result<Calibration, CliError> {
     let prompts = shape_prompts(Split::Training, CALIBRATION_CLIPS, u64::from(CALIBRATION_SEED));
     let prompts: Vec<String> = prompts.into_iter().map(|prompt| prompt.text).collect();
-    let texts = read_text(folder, &prompts, kernels, notes)?;
+    let texts = read_text(TextSource::plain(folder), &prompts, kernels, notes)?;
     let mut inputs = Vec::new();
     for index in 0..CALIBRATION_CLIPS {
         inputs.push((noise(latent, CALIBRATION_SEED + index as u32)?, text_tensor(&texts, index)?));

@@ -4,6 +4,8 @@ use crate::cli::{CutArg, EngineArgs, LatentArg};
 use crate::commands::video::generate::SizeArg;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
+use trefoil_video::text::TextPath;
+use trefoil_video::vae::DecoderPath;
 
 /// `trefoil video stream`.
 #[derive(Debug, Args)]
@@ -46,6 +48,10 @@ pub struct StreamArgs {
     /// First block execution of the second engine; auto measures both engines and the decoder while both run
     #[arg(long, value_name = "K|auto", default_value = "auto")]
     pub cut: CutArg,
+    /// Which engine ends a clip: the last one of --engines, or, with --cut auto, whichever gives the shorter period when both have
+    /// decoded
+    #[arg(long, value_enum, default_value_t = OrderArg::Given)]
+    pub order: OrderArg,
     /// Cut each clip anew from the rates observed so far
     #[arg(long)]
     pub online: bool,
@@ -55,6 +61,12 @@ pub struct StreamArgs {
     /// With --text: pipeline folder, VAE folder or file whose decoder is the last stage
     #[arg(long, value_name = "MODEL_DIR", requires = "text", conflicts_with = "decoder_ms")]
     pub decoder: Option<PathBuf>,
+    /// What the text encoder's matrices are: f32, or int8, packed into the cache on first use
+    #[arg(long, value_name = "PATH", default_value_t = TextPath::F32, conflicts_with = "text")]
+    pub text_path: TextPath,
+    /// What the decoder computes in: f32, or int8 for less memory and time
+    #[arg(long, value_name = "PATH", default_value_t = DecoderPath::F32)]
+    pub vae_path: DecoderPath,
     /// Stand-in for the decoder where latents are written: keep the second engine's cores waiting this long per clip (emulated)
     #[arg(long, value_name = "MS", default_value_t = 0.0)]
     pub decoder_ms: f64,
@@ -80,6 +92,15 @@ pub struct StreamArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Order of the engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OrderArg {
+    /// As they were named
+    Given,
+    /// The better one by measured rates
+    Auto,
 }
 
 /// How the clips of a stream are written.

@@ -7,10 +7,12 @@ mod report;
 mod source;
 mod stage;
 
+use args::OrderArg;
 pub use args::StreamArgs;
 
 use super::keep_going;
 use super::lanes::{self, OpenLanes};
+use super::orders::{self, Order};
 use crate::cli::CutArg;
 use crate::context::{check_writable, print, print_json, write_text};
 use crate::error::CliError;
@@ -20,12 +22,10 @@ use serde_json::json;
 use source::Source;
 use stage::{Outputs, Stage};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use tempfile::TempDir;
 use trefoil_core::Origin;
-use trefoil_kernels::Kernels;
 use trefoil_plan::stream::{Cut, VideoRates, cut_at, one_cut};
 use trefoil_report::{TraceMeta, chrome_trace};
 use trefoil_video::engine::parse_engines;
@@ -36,7 +36,7 @@ use trefoil_video::stream::{
     Denoised, LastStageOn, LastStageRate, Observed, StreamItem, StreamReport, measure_last_stage,
     run_data_parallel_with, run_stream_reporting,
 };
-use trefoil_video::{Clip, EngineSpec, Event, Lane, NumericPath, VideoError};
+use trefoil_video::{Clip, EngineSpec, Event, Lane, NumericPath, Tensor, VideoError};
 
 /// Name of the job's contact sheet.
 const SHEET: &str = "contact-sheet.png";
@@ -52,9 +52,10 @@ pub fn run(args: &StreamArgs) -> Result<(), CliError> {
     if engines.len() == 1 && args.cut != CutArg::Auto {
         return Err(CliError::Usage("--cut needs two engines, like --engines cpu@0,cpu@1".to_owned()));
     }
+    let Some(last) = engines.last() else { return Err(CliError::Usage("name an engine with --engines".to_owned())) };
     let mut source = match (&args.prompts, &args.text) {
-        (Some(prompts), _) => source::from_prompts(args, prompts)?,
-        (None, Some(text)) => source::from_texts(args, text)?,
+        (Some(prompts), _) => source::from_prompts(args, prompts, last)?,
+        (None, Some(text)) => source::from_texts(args, text, last)?,
         (None, None) => {
             return Err(CliError::Usage(
                 "name a file of prompts (trefoil video stream MODEL_DIR PROMPTS.txt -o DIR/), or with an artefact --text"
@@ -71,13 +72,14 @@ pub fn run(args: &StreamArgs) -> Result<(), CliError> {
     let texts = (&first.noise, &first.text, first.negative.as_ref());
     let mut open = lanes::open_in(&source.artefact, &args.engines, texts, args.processes)?;
     source.notes.append(&mut open.notes);
-    let prepared = prepare(args, &source, job.as_ref(), &mut open, &first)?;
+    source.notes.extend(source.stage.notes());
+    let prepared = prepare(args, &mut source, job.as_ref(), &mut open, &first)?;
     drop(first);
 
     let sink = job.as_mut().map_or(Sink::Nowhere, Sink::Job);
-    let name = args.engines.engines.clone();
+    let name = open.specs.iter().map(EngineSpec::to_string).collect::<Vec<_>>().join(",");
     let run = Run { args, source: &source, cut: prepared.cut, planned: prepared.planned, paths: &open.paths };
-    let (report, mut stopped) = run.stream(&name, &mut open.lanes, &prepared.kernels, sink);
+    let (report, mut stopped) = run.stream(&name, &mut open.lanes, &source.stage, sink);
     if let Some(path) = &args.trace {
         let meta = TraceMeta { title: format!("video stream on {name}"), ..TraceMeta::default() };
         write_text(path, &chrome_trace(None, Some(&report.timeline(origin(args))), &meta))?;
@@ -130,8 +132,6 @@ fn nothing_to_do(args: &StreamArgs, source: &Source, job: Option<&Job>) -> Resul
 
 /// What is known before the stream begins.
 pub struct Prepared {
-    /// Kernels of the last stage: on the last engine's cores.
-    kernels: Kernels,
     /// Tokens of a clip.
     tokens: usize,
     /// Block executions of a clip.
@@ -148,58 +148,90 @@ pub struct Prepared {
     conditions_ms: f64,
     /// What all of it promises for the cut.
     planned: Option<Cut>,
+    /// Both orders of the engines, where they were compared.
+    orders: Option<[Order; 2]>,
 }
 
-/// Measures what is asked for and chooses the cut (HeteroVDiff 4.3).
+/// Measures what is asked for and chooses the cut (HeteroVDiff 4.3), and with `--order auto` the engine that ends a clip.
 fn prepare(
     args: &StreamArgs,
-    source: &Source,
+    source: &mut Source,
     job: Option<&Job>,
     open: &mut OpenLanes,
     first: &StreamItem,
 ) -> Result<Prepared, CliError> {
-    let spec = open.specs.last().ok_or_else(|| CliError::Usage("no engine".to_owned()))?;
-    let kernels = Kernels::best(&spec.resolved_cores()).map_err(VideoError::from)?;
     let model = open.lanes[0].model().clone();
     let begun = Instant::now();
     let clip = Clip::new(open.lanes[0].host_mut(), &model, &first.noise, &first.text, first.negative.as_ref())?;
     let conditions_ms = begun.elapsed().as_secs_f64() * 1e3;
     let blocks = clip.trajectory().blocks();
     let is_measured = args.cut == CutArg::Auto && open.lanes.len() == 2;
-    let last_stage = if is_measured {
-        let [_, _, frames, rows, columns] = source.shape;
-        let folder = job.map_or_else(std::env::temp_dir, |job| job.folder().to_owned());
-        let check = || keep_going(0, blocks);
-        let mut stage = || {
-            let ms = source.stage.time(&kernels, [frames, rows, columns], &folder, &check)?;
-            let begun = Instant::now();
-            job.map_or(Ok(()), Job::write)?;
-            Ok(ms + begun.elapsed().as_secs_f64() * 1e3)
-        };
-        Some(measure_last_stage(&mut stage, Some((&mut open.lanes[0], &clip, &first.noise)), &check)?)
+    let inputs = (&clip, &first.noise);
+    let mut last_stage = if is_measured {
+        Some(measured_stage(&source.stage, source.shape, job, (&mut open.lanes[0], inputs))?)
     } else {
         None
     };
+    // The same at the end of the engine that comes first.
+    let mut other = match (args.order, is_measured) {
+        (OrderArg::Auto, true) => {
+            let stage = source.stage.on(&open.specs[0])?;
+            let rate = measured_stage(&stage, source.shape, job, (&mut open.lanes[1], inputs))?;
+            Some((stage, rate))
+        }
+        _ => None,
+    };
     let last_ms = last_stage.as_ref().map_or(args.decoder_ms, LastStageRate::pipeline_ms);
-    let (mut cut, rates) = lanes::choose_cut(args.cut, &mut open.lanes, &clip, &first.noise, last_ms)?;
+    let (mut cut, mut rates) = lanes::choose_cut(args.cut, &mut open.lanes, &clip, &first.noise, last_ms)?;
     let mut host_ms = Vec::new();
     for lane in &mut open.lanes {
         host_ms.push(lane.time_host(&clip, &first.noise)?.as_secs_f64() * 1e3);
     }
-    let mut planned = None;
-    if let Some([first, second]) = rates.as_deref() {
+    let (mut planned, mut orders) = (None, None);
+    if let Some([one, two]) = rates.as_deref() {
         // What the host does around a branch's blocks belongs to each of them, and a clip's conditions to the first engine.
         let around = |rate: &EngineRate, host: f64| rate.pipeline_ms() + host / clip.trajectory().layers as f64;
-        let rates = VideoRates {
-            first: around(first, host_ms[0]) + conditions_ms / blocks as f64,
-            second: around(second, host_ms[1]),
-            decoder: last_ms,
-        };
-        let best = one_cut(rates, blocks as u32)?;
+        let block_ms = [around(one, host_ms[0]), around(two, host_ms[1])];
+        let conditions = conditions_ms / blocks as f64;
+        let rates = VideoRates { first: block_ms[0] + conditions, second: block_ms[1], decoder: last_ms };
+        let mut best = one_cut(rates, blocks as u32)?;
+        if let Some((_, rate)) = &other {
+            let names = [one.engine.clone(), two.engine.clone()];
+            let both = orders::both(names, block_ms, conditions, [rate.pipeline_ms(), last_ms], blocks)?;
+            best = both[orders::best(&both)].cut;
+            orders = Some(both);
+        }
         cut = best.cut as usize;
         planned = Some(best);
     }
-    Ok(Prepared { kernels, tokens: clip.tokens(), blocks, cut, rates, last_stage, host_ms, conditions_ms, planned })
+    if let Some((stage, rate)) = other.take_if(|_| orders.as_ref().is_some_and(|both| orders::best(both) == 1)) {
+        source.stage = stage;
+        last_stage = Some(rate);
+        open.reverse();
+        host_ms.reverse();
+        if let Some(rates) = &mut rates {
+            rates.reverse();
+        }
+    }
+    Ok(Prepared { tokens: clip.tokens(), blocks, cut, rates, last_stage, host_ms, conditions_ms, planned, orders })
+}
+
+/// The last stage at the end of one engine, alone and while the other one, `beside`, runs blocks.
+fn measured_stage(
+    stage: &Stage,
+    [_, _, frames, rows, columns]: [usize; 5],
+    job: Option<&Job>,
+    (beside, (clip, noise)): (&mut Lane, (&Clip, &Tensor)),
+) -> Result<LastStageRate, CliError> {
+    let folder = job.map_or_else(std::env::temp_dir, |job| job.folder().to_owned());
+    let check = || keep_going(0, clip.trajectory().blocks());
+    let mut timed = || {
+        let ms = stage.time([frames, rows, columns], &folder, &check)?;
+        let begun = Instant::now();
+        job.map_or(Ok(()), Job::write)?;
+        Ok(ms + begun.elapsed().as_secs_f64() * 1e3)
+    };
+    Ok(measure_last_stage(&mut timed, Some((beside, clip, noise)), &check)?)
 }
 
 /// Where finished clips go.
@@ -227,7 +259,7 @@ impl Run<'_> {
         &self,
         name: &str,
         lanes: &mut [Lane],
-        kernels: &Kernels,
+        stage: &Stage,
         mut sink: Sink<'_>,
     ) -> (StreamReport, Option<VideoError>) {
         let (args, source, cut) = (self.args, self.source, self.cut);
@@ -255,7 +287,7 @@ impl Run<'_> {
                 Sink::Scratch(folder) => Some(scratch_outputs(folder.path(), source, done.number, metadata.clone())),
                 Sink::Nowhere => None,
             };
-            let report = source.stage.run(kernels, done, outputs.as_ref())?;
+            let report = stage.run(done, outputs.as_ref())?;
             if let Sink::Job(job) = &mut sink {
                 job.finish(
                     done.number,
@@ -340,11 +372,11 @@ impl Run<'_> {
         let fail = |source| CliError::File { action: "write", path: "the job's folder".into(), source };
         for (spec, path) in contenders {
             let mut lanes = [open.models.lane(&spec, path)?];
-            let kernels = Kernels::best(&spec.resolved_cores()).map_err(VideoError::from)?;
+            let stage = self.source.stage.on(&spec)?;
             let name = format!("{spec} alone, {path}");
             let folder = scratch().map_err(fail)?;
             let sink = folder.as_ref().map_or(Sink::Nowhere, Sink::Scratch);
-            let (report, stopped) = self.stream(&name, &mut lanes, &kernels, sink);
+            let (report, stopped) = self.stream(&name, &mut lanes, &stage, sink);
             if stopped.is_some() {
                 return Ok(stopped);
             }
@@ -363,9 +395,7 @@ impl Run<'_> {
         let source = self.source;
         let engines = || open.specs.iter().zip(self.paths);
         let mut lanes = engines().map(|(spec, &path)| open.models.lane(spec, path)).collect::<Result<Vec<_>, _>>()?;
-        let kernels: Vec<Arc<Kernels>> = engines()
-            .map(|(spec, _)| Ok(Arc::new(Kernels::best(&spec.resolved_cores())?)))
-            .collect::<Result<_, VideoError>>()?;
+        let stages = engines().map(|(spec, _)| source.stage.on(spec)).collect::<Result<Vec<_>, _>>()?;
         let names: Vec<String> = open.specs.iter().map(EngineSpec::to_string).collect();
         let progress = Progress::new("data-parallel", &names, source.todo.len(), None, self.args.json);
         let trajectory = trajectory_of(&lanes[0]);
@@ -373,7 +403,7 @@ impl Run<'_> {
             let engine = done.lane..=done.lane;
             let metadata = self.metadata(done, &names[engine.clone()], &self.paths[engine]);
             let outputs = folder.map(|folder| scratch_outputs(folder.path(), source, done.number, metadata));
-            source.stage.run(&kernels[done.lane], done, outputs.as_ref())?;
+            stages[done.lane].run(done, outputs.as_ref())?;
             progress.finished();
             Ok(())
         };

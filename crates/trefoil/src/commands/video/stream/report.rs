@@ -3,6 +3,7 @@
 use super::source::Source;
 use super::{OpenLanes, Prepared, SHEET, StreamArgs, origin, period_of};
 use crate::cli::CutArg;
+use crate::commands::video::orders;
 use crate::commands::video::rates::conditions;
 use crate::context::{print, print_json, width};
 use crate::error::CliError;
@@ -228,6 +229,7 @@ impl Outcome<'_> {
             "rates": prepared.rates,
             "predicted_period_ms": prepared.planned.map(|cut| cut.period),
             "predicted": prepared.planned,
+            "orders": prepared.orders,
             "host_ms": prepared.host_ms,
             "conditions_ms": prepared.conditions_ms,
             "period_ms": main.report.period_ms,
@@ -323,6 +325,9 @@ impl Outcome<'_> {
     /// Cut, and predicted beside measured period.
     fn tell_cut(&self, main: &Configuration, text: &mut String) {
         let prepared = self.prepared;
+        if let Some(orders) = &prepared.orders {
+            orders::tell(orders, prepared.blocks, text);
+        }
         let _ = write!(text, "cut {} of {}", prepared.cut, prepared.blocks);
         if self.args.online {
             let cuts: Vec<usize> = main.report.clips.iter().map(|clip| clip.cut).collect();

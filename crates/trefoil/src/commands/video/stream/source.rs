@@ -4,7 +4,7 @@ use super::args::{StreamArgs, StreamFormat};
 use super::memory;
 use super::stage::{Decoding, Stage};
 use crate::cli::LatentArg;
-use crate::commands::video::encode::{read_empty, read_prompts, read_text};
+use crate::commands::video::encode::{TextSource, read_empty, read_prompts, read_text};
 use crate::commands::video::generate::{Size, artefact};
 use crate::commands::video::lanes::resolve_paths;
 use crate::commands::video::shared::{check_folder, kernels};
@@ -20,7 +20,7 @@ use trefoil_video::noise::torch_normals;
 use trefoil_video::stream::StreamItem;
 use trefoil_video::tensors::tensor_names;
 use trefoil_video::vae::{VaeConfig, VaeDecoder};
-use trefoil_video::{Model, NumericPath, Tensor, TensorPath, VideoError};
+use trefoil_video::{EngineSpec, Model, NumericPath, Tensor, TensorPath, VideoError};
 
 /// Most clips of one stream.
 const MAX_CLIPS: usize = 100_000;
@@ -101,8 +101,8 @@ impl Source {
     }
 }
 
-/// Prompts and a model folder.
-pub fn from_prompts(args: &StreamArgs, file: &Path) -> Result<Source, CliError> {
+/// Prompts and a model folder; the decoder is opened for the engine that ends a clip.
+pub fn from_prompts(args: &StreamArgs, file: &Path, last: &EngineSpec) -> Result<Source, CliError> {
     check_folder(&args.model)?;
     if !args.model.is_dir() {
         return Err(CliError::Usage(format!(
@@ -126,9 +126,9 @@ pub fn from_prompts(args: &StreamArgs, file: &Path) -> Result<Source, CliError> 
             (Stage::Latents { wait_ms: args.decoder_ms }, vae)
         }
         format => {
-            let decoder = VaeDecoder::open(&args.model)?;
-            let vae = decoder.config().clone();
-            (Stage::Decode(Box::new(Decoding { decoder, size, format })), vae)
+            let decoding = Decoding::open(&args.model, args.vae_path, last, size, format)?;
+            let vae = decoding.on.decoder().config().clone();
+            (Stage::Decode(Box::new(decoding)), vae)
         }
     };
     let [frames, rows, columns] = size.latent(&vae, PATCH)?;
@@ -145,6 +145,7 @@ pub fn from_prompts(args: &StreamArgs, file: &Path) -> Result<Source, CliError> 
         ("model", json!(model.artefact().map(trefoil_weights::Artefact::fingerprint_hex))),
         ("second_model", second(args)?),
         ("text_encoder", json!(identity(&args.model.join("text_encoder")))),
+        ("text_path", json!(args.text_path)),
         ("tokenizer", json!(identity(&args.model.join("tokenizer")))),
         ("decoder", if format == StreamFormat::Latents { Value::Null } else { json!(vae_identity(&args.model)) }),
         ("frames", json!(size.frames)),
@@ -152,6 +153,7 @@ pub fn from_prompts(args: &StreamArgs, file: &Path) -> Result<Source, CliError> 
         ("height", json!(size.height)),
         ("fps", json!(size.fps)),
         ("format", json!(format.as_str())),
+        ("decoder_path", if format == StreamFormat::Latents { Value::Null } else { json!(args.vae_path) }),
         ("path", json!(paths(args)?)),
         ("negative_prompt", if has_guidance { json!(args.negative.as_deref().unwrap_or("")) } else { Value::Null }),
     ]);
@@ -206,12 +208,13 @@ fn paths(args: &StreamArgs) -> Result<Vec<NumericPath>, CliError> {
 /// every run of the job. The encoder is gone when this returns.
 fn encode(args: &StreamArgs, prompts: &[String], has_guidance: bool, source: &mut Source) -> Result<(), CliError> {
     let kernels = kernels(None)?;
+    let from = TextSource { model: &args.model, path: args.text_path, cache: args.cache.as_deref() };
     let needed: std::collections::BTreeSet<usize> =
         source.todo.iter().map(|number| number % prompts.len()).chain([0]).collect();
     let needed: Vec<usize> = needed.into_iter().collect();
     for batch in needed.chunks(BATCH) {
         let words: Vec<String> = batch.iter().map(|&index| prompts[index].clone()).collect();
-        let states = read_text(&args.model, &words, &kernels, &mut source.notes)?;
+        let states = read_text(from, &words, &kernels, &mut source.notes)?;
         for (at, &index) in batch.iter().enumerate() {
             let rows = TextRows::new(vec![1, states.text_len, states.width], states.prompt(at).to_vec());
             source.texts.insert(index, rows);
@@ -219,8 +222,8 @@ fn encode(args: &StreamArgs, prompts: &[String], has_guidance: bool, source: &mu
     }
     if has_guidance {
         let states = match args.negative.as_deref().map(str::trim).filter(|words| !words.is_empty()) {
-            Some(words) => read_text(&args.model, &[words.to_owned()], &kernels, &mut source.notes)?,
-            None => read_empty(&args.model, &kernels)?,
+            Some(words) => read_text(from, &[words.to_owned()], &kernels, &mut source.notes)?,
+            None => read_empty(from, &kernels)?,
         };
         let values = states.prompt(0).to_vec();
         source.negative = Some(Tensor::new("negative text", &[1, states.text_len, states.width], values)?);
@@ -231,7 +234,7 @@ fn encode(args: &StreamArgs, prompts: &[String], has_guidance: bool, source: &mu
 }
 
 /// Text states and an artefact.
-pub fn from_texts(args: &StreamArgs, text: &str) -> Result<Source, CliError> {
+pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<Source, CliError> {
     let named = read_states(text)?;
     let count = count(args, named.len())?;
     let model = Model::open(&args.model)?;
@@ -260,12 +263,11 @@ pub fn from_texts(args: &StreamArgs, text: &str) -> Result<Source, CliError> {
             return Err(CliError::Usage("--format latents and --decoder exclude each other".to_owned()));
         }
         (Some(path), format) => {
-            let decoder = VaeDecoder::open(path)?;
-            let vae = decoder.config();
+            let vae = VaeDecoder::open(path)?.config().clone();
             let scale = vae.spatial_scale();
             let fps = args.fps.unwrap_or(16);
             let size = Size { frames: vae.frames(frames), width: columns * scale, height: rows * scale, fps };
-            Stage::Decode(Box::new(Decoding { decoder, size, format }))
+            Stage::Decode(Box::new(Decoding::open(path, args.vae_path, last, size, format)?))
         }
     };
     stage.check(model.config().channels)?;
@@ -288,6 +290,7 @@ pub fn from_texts(args: &StreamArgs, text: &str) -> Result<Source, CliError> {
     ]);
     if let (Some(path), Stage::Decode(decoding)) = (&args.decoder, &stage) {
         settings.insert("decoder", json!(vae_identity(path)));
+        settings.insert("decoder_path", json!(args.vae_path));
         settings.insert("fps", json!(decoding.size.fps));
     }
     drop(model);

@@ -6,13 +6,14 @@ use crate::commands::video::generate::Size;
 use crate::context::stop_flag;
 use crate::error::CliError;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use trefoil_kernels::Kernels;
-use trefoil_video::VideoError;
+use trefoil_video::engine::EngineDecoder;
 use trefoil_video::output::{ClipMetadata, ClipReport, ClipStrip, ClipWriter, NamedTensor, VideoFrame, write_tensors};
 use trefoil_video::stream::{Denoised, time_decoding};
-use trefoil_video::vae::{Latent, VaeDecoder};
+use trefoil_video::vae::{DecoderPath, Latent};
+use trefoil_video::{EngineSpec, VideoError};
 
 /// What happens to a clip after its last block.
 pub enum Stage {
@@ -26,9 +27,14 @@ pub enum Stage {
 }
 
 /// A decoder and how its clips are written.
+#[derive(Clone)]
 pub struct Decoding {
-    /// Decoder.
-    pub decoder: VaeDecoder,
+    /// Decoder, on the engine that ends a clip.
+    pub on: Arc<EngineDecoder>,
+    /// The engine as it was asked for.
+    pub engine: EngineSpec,
+    /// Where its weights are.
+    pub model: PathBuf,
     /// Size of the clips.
     pub size: Size,
     /// How they are written.
@@ -49,11 +55,33 @@ impl Stage {
     /// Refuses a decoder that cannot take the transformer's latents.
     pub fn check(&self, channels: usize) -> Result<(), CliError> {
         match self {
-            Stage::Decode(decoding) if decoding.decoder.config().z_dim != channels => Err(CliError::Usage(format!(
-                "the decoder takes latents of {} channels and the transformer makes {channels}; is it this model's decoder?",
-                decoding.decoder.config().z_dim
-            ))),
+            Stage::Decode(decoding) if decoding.on.decoder().config().z_dim != channels => {
+                Err(CliError::Usage(format!(
+                    "the decoder takes latents of {} channels and the transformer makes {channels}; is it this model's decoder?",
+                    decoding.on.decoder().config().z_dim
+                )))
+            }
             _ => Ok(()),
+        }
+    }
+
+    /// The same stage at the end of another engine.
+    pub fn on(&self, engine: &EngineSpec) -> Result<Self, VideoError> {
+        Ok(match self {
+            Stage::Latents { wait_ms } => Stage::Latents { wait_ms: *wait_ms },
+            Stage::Decode(decoding) if decoding.engine == *engine => Stage::Decode(decoding.clone()),
+            Stage::Decode(decoding) => {
+                let Decoding { model, size, format, .. } = &**decoding;
+                Stage::Decode(Box::new(Decoding::open(model, decoding.path(), engine, *size, *format)?))
+            }
+        })
+    }
+
+    /// What a reader of the result should know about it.
+    pub fn notes(&self) -> Vec<String> {
+        match self {
+            Stage::Latents { .. } => Vec::new(),
+            Stage::Decode(decoding) => decoding.on.engine().notes().to_vec(),
         }
     }
 
@@ -61,7 +89,7 @@ impl Stage {
     pub fn needs(&self, [_, height, width]: [usize; 3]) -> Result<Vec<Need>, CliError> {
         let Stage::Decode(decoding) = self else { return Ok(Vec::new()) };
         // Its weights are in memory already.
-        let memory = decoding.decoder.memory(height, width, 1)?;
+        let memory = decoding.on.memory(height, width)?;
         Ok(vec![Need { what: "decoder", bytes: (memory.history + memory.working) as u64 }])
     }
 
@@ -73,7 +101,14 @@ impl Stage {
             }
             Stage::Latents { .. } => "writing latents, no decoder".to_owned(),
             Stage::Decode(decoding) => {
-                format!("decoding in f32 and writing {}", decoding.format.as_str())
+                let engine = decoding.on.engine();
+                format!(
+                    "decoding in {} on {} ({}) and writing {}",
+                    decoding.path(),
+                    engine.spec(),
+                    engine.kernels_name(),
+                    decoding.format.as_str()
+                )
             }
         }
     }
@@ -90,17 +125,12 @@ impl Stage {
     pub fn numeric_path(&self, path: &str) -> String {
         match self {
             Stage::Latents { .. } => path.to_owned(),
-            Stage::Decode(_) => format!("{path}, decoder f32"),
+            Stage::Decode(decoding) => format!("{path}, decoder {}", decoding.path()),
         }
     }
 
     /// Does it for one clip. Without `outputs` frames are decoded and dropped.
-    pub fn run(
-        &self,
-        kernels: &Kernels,
-        done: &Denoised<'_>,
-        outputs: Option<&Outputs>,
-    ) -> Result<Option<ClipReport>, VideoError> {
+    pub fn run(&self, done: &Denoised<'_>, outputs: Option<&Outputs>) -> Result<Option<ClipReport>, VideoError> {
         let shape = done.clip.shape();
         let values = done.clip.unpatchify(done.state.latent());
         match self {
@@ -118,7 +148,7 @@ impl Stage {
             Stage::Decode(decoding) => {
                 let [channels, frames, height, width] = shape;
                 let latent = Latent::new(channels, frames, height, width, values)?;
-                decoding.run(kernels, latent, done.clip.trajectory().blocks(), outputs).map(Some)
+                decoding.run(latent, done.clip.trajectory().blocks(), outputs).map(Some)
             }
         }
     }
@@ -127,7 +157,6 @@ impl Stage {
     /// `folder` and is removed.
     pub fn time(
         &self,
-        kernels: &Kernels,
         latent: [usize; 3],
         folder: &Path,
         keep_going: &(dyn Fn() -> Result<(), VideoError> + Sync),
@@ -138,7 +167,8 @@ impl Stage {
                 Ok(*wait_ms)
             }
             Stage::Decode(decoding) => {
-                let decoding_ms = time_decoding(&decoding.decoder, kernels, latent, keep_going)?;
+                let _on_cores = decoding.on.engine().on_cores();
+                let decoding_ms = time_decoding(decoding.on.decoder(), decoding.on.kernels(), latent, keep_going)?;
                 Ok(decoding_ms + decoding.time_writing(folder)?)
             }
         }
@@ -146,14 +176,26 @@ impl Stage {
 }
 
 impl Decoding {
-    fn run(
-        &self,
-        kernels: &Kernels,
-        latent: Latent,
-        blocks: usize,
-        outputs: Option<&Outputs>,
-    ) -> Result<ClipReport, VideoError> {
-        let latent = latent.denormalise(self.decoder.config())?;
+    /// Opens a decoder on the engine that ends a clip.
+    pub fn open(
+        model: &Path,
+        path: DecoderPath,
+        engine: &EngineSpec,
+        size: Size,
+        format: StreamFormat,
+    ) -> Result<Self, VideoError> {
+        let on = Arc::new(EngineDecoder::open(model, path, engine)?);
+        Ok(Self { on, engine: engine.clone(), model: model.to_owned(), size, format })
+    }
+
+    /// What it computes in.
+    pub fn path(&self) -> DecoderPath {
+        self.on.decoder().path()
+    }
+
+    fn run(&self, latent: Latent, blocks: usize, outputs: Option<&Outputs>) -> Result<ClipReport, VideoError> {
+        let _on_cores = self.on.engine().on_cores();
+        let latent = latent.denormalise(self.on.decoder().config())?;
         let (extent, frames) = ((self.size.height, self.size.width), self.size.frames);
         let mut strip = ClipStrip::new(extent.0, extent.1, frames);
         let mut clip = match outputs {
@@ -161,12 +203,12 @@ impl Decoding {
             None => None,
         };
         let mut report = ClipReport { frames: 0, health: trefoil_video::output::FrameHealth::default() };
-        let mut session = self.decoder.session(latent.height(), latent.width())?;
+        let mut session = self.on.decoder().session(latent.height(), latent.width())?;
         for index in 0..latent.frames() {
             if stop_flag().load(Ordering::SeqCst) {
                 return Err(VideoError::Interrupted { done: blocks, blocks });
             }
-            for frame in &session.push(kernels, &latent, index)? {
+            for frame in &session.push(self.on.kernels(), &latent, index)? {
                 strip.push(frame);
                 report.frames += 1;
                 match &mut clip {
