@@ -480,6 +480,7 @@ fn what_is_wrong_is_one_line_before_anything_is_made() {
     for (file, bytes, want) in [
         ("empty.txt", &b"\n# nothing\n"[..], "holds no prompt"),
         ("latin.txt", b"ok\nf\xfcnf\n", "line 2 is not UTF-8"),
+        ("blank.txt", b"a red circle\n&nbsp;\n", "prompt 2: it has no text"),
     ] {
         fs::write(space.path(file), bytes).unwrap();
         fails(&[&model, file, "-o", "out"], want);
@@ -494,6 +495,16 @@ fn what_is_wrong_is_one_line_before_anything_is_made() {
     fails(&[&model, "prompts.txt", "-o", "out", "--decoder-ms", "5"], "--format latents");
     fails(&["prompts.txt", "prompts.txt", "-o", "out"], "no folder");
     fails(&[&model, "prompts.txt", "-o", "prompts.txt/out"], "cannot create prompts.txt/out");
+    // A model folder without one of its parts.
+    let copied = |part: &str| {
+        let folder = space.path(&format!("without-{part}"));
+        let copy = Command::new("cp").arg("-r").arg(&model).arg(&folder).status().unwrap();
+        assert!(copy.success());
+        fs::remove_dir_all(folder.join(part)).unwrap();
+        format!("without-{part}")
+    };
+    fails(&[&copied("tokenizer"), "prompts.txt", "-o", "out"], "no tokenizer.json in it");
+    fails(&[&copied("vae_decoder"), "prompts.txt", "-o", "out"], "a pipeline folder without vae/ or vae_decoder/");
     fs::create_dir(space.path("mine")).unwrap();
     fs::write(space.path("mine/letter.txt"), b"dear").unwrap();
     fails(&[&model, "prompts.txt", "-o", "mine"], "mine: it is not empty and holds no job.json");

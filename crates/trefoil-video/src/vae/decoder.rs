@@ -264,6 +264,10 @@ impl VaeDecoder {
 
     fn open_as(path: &Path, on: DecoderPath, target: Target<'_>) -> Result<VaeDecoder, VaeError> {
         let path = locate(path);
+        if path.join("model_index.json").is_file() || path.join("transformer").is_dir() {
+            let reason = "it is a pipeline folder without vae/ or vae_decoder/; copy the model's decoder there".into();
+            return Err(VaeError::Foreign { path, reason });
+        }
         let checkpoint = Checkpoint::open(&path, &[])?;
         let config = match checkpoint.config() {
             Some(config) => VaeConfig::from_json(config, &path.join("config.json"))?,

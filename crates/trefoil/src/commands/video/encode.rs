@@ -204,6 +204,12 @@ pub(super) fn read_text(
     Ok(encoder.encode(kernels, &ids)?)
 }
 
+/// Refuses prompts that cannot be encoded, and a model without an encoder or a tokenizer, before anything is made.
+pub(super) fn check_text(source: TextSource<'_>, texts: &[String]) -> Result<(), CliError> {
+    let encoder = TextEncoder::open(source.model)?;
+    tokenise(&encoder, source.model, texts, &mut Vec::new()).map(drop)
+}
+
 /// The prompts of a file, one a line.
 pub(super) fn read_prompts(path: &Path) -> Result<Vec<String>, CliError> {
     let fail = |source| CliError::File { action: "read", path: path.to_owned(), source };

@@ -90,7 +90,11 @@ pub fn run(args: &StreamArgs) -> Result<(), CliError> {
         stopped = run.baselines(&open, job.as_ref(), &mut configurations)?;
     }
     let sheet = match &job {
-        Some(job) if matches!(source.stage, Stage::Decode(_)) => sheet(job, &source)?,
+        Some(job) if matches!(source.stage, Stage::Decode(_)) => match sheet(job, &source) {
+            // What stopped the stream is what matters: on a full disk there is no room for a sheet either.
+            Err(_) if stopped.is_some() => false,
+            made => made?,
+        },
         _ => false,
     };
     let finished = job.as_ref().map(|job| job.state().clips.iter().filter(|clip| clip.done.is_some()).count());

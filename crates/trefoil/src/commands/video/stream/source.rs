@@ -4,7 +4,7 @@ use super::args::{StreamArgs, StreamFormat};
 use super::memory;
 use super::stage::{Decoding, Stage};
 use crate::cli::LatentArg;
-use crate::commands::video::encode::{TextSource, read_empty, read_prompts, read_text};
+use crate::commands::video::encode::{TextSource, check_text, read_empty, read_prompts, read_text};
 use crate::commands::video::generate::{Size, artefact};
 use crate::commands::video::lanes::resolve_paths;
 use crate::commands::video::shared::{check_folder, kernels};
@@ -171,6 +171,7 @@ pub fn from_prompts(args: &StreamArgs, file: &Path, last: &EngineSpec) -> Result
         seed: clip.seed,
         done: None,
     });
+    check_text(TextSource::plain(&args.model), &prompts)?;
     let job = Job::open(folder, JobState::new(owned(settings), named.collect()), false)?;
     let todo: Vec<usize> = (0..count).filter(|&number| !job.is_done(number)).collect();
     let mut source = Source {
