@@ -147,7 +147,7 @@ pub fn measure(settings: &Settings, prepared: &PreparedModel, quiet: bool) -> Re
 }
 
 /// The inputs that comparisons run on: the model's own sample data.
-pub fn sample_inputs(prepared: &PreparedModel) -> Vec<HostTensor> {
+fn sample_inputs(prepared: &PreparedModel) -> Vec<HostTensor> {
     prepared.prepared.inputs().iter().filter_map(|info| prepared.trace.load(&info.name)).collect()
 }
 

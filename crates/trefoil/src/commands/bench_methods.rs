@@ -5,8 +5,10 @@ use crate::cli::BenchMethodsArgs;
 use crate::commands::run_several_output::speed_up;
 use crate::context::{self, ProgressLine, print, print_json, width};
 use crate::error::CliError;
-use crate::pipeline::{process_options, sample_inputs, time_lineup};
-use crate::several::{self, Reading, Ready, candidate_units, entrant, graphs, make_ready, request, stores};
+use crate::pipeline::{process_options, time_lineup};
+use crate::several::{
+    self, Reading, Ready, candidate_units, entrant, graphs, make_ready, request, segment_options, stores,
+};
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -172,6 +174,7 @@ fn measure(ready: &mut Ready, baseline_units: &[Unit], args: &BenchMethodsArgs) 
 
 /// The method's plan, its segments measured whole as far as the budget goes.
 fn refined(ready: &mut Ready, method: &str, args: &BenchMethodsArgs) -> Result<(Plan, bool), CliError> {
+    let inputs = ready.inputs();
     let Ready { prepared, profile, graph, .. } = ready;
     let mut propose = |profile: &Profile| {
         let request =
@@ -182,18 +185,12 @@ fn refined(ready: &mut Ready, method: &str, args: &BenchMethodsArgs) -> Result<(
     if args.measure.no_refine {
         return Ok((proposal, false));
     }
-    let model = crate::cli::ModelArgs {
-        model: std::path::PathBuf::new(),
-        shapes: Vec::new(),
-        granularity: args.granularity,
-        input: "random".to_owned(),
-        cache: args.cache.clone(),
-    };
-    let options = context::profile_options(&model, &args.measure, false)?;
+    let cache = context::cache_dir(args.cache.as_deref());
+    let options = segment_options(&args.measure, &cache, false, graph.granularity)?;
     let line = ProgressLine::new(method, args.json);
     let budget = args.measure.refine_budget.clamp(0.0, 1e6) / args.methods.len().max(1) as f64;
-    let compiled = trefoil_profile::cache::compiled_path(&context::cache_dir(args.cache.as_deref()));
-    let (processes, inputs) = (process_options(&args.measure, 1, compiled)?, sample_inputs(prepared));
+    let compiled = trefoil_profile::cache::compiled_path(&cache);
+    let processes = process_options(&args.measure, 1, compiled)?;
     let graph = graph.clone();
     let mut timer = |lineup: &Lineup, turn: u32| time_lineup(lineup, &graph, &inputs, &processes, turn);
     let refinement = trefoil_profile::refine(

@@ -234,7 +234,7 @@ fn tail_cut(
         for (model, places) in open {
             let Ready { prepared, profile, .. } = &mut ready[which[model]];
             let graph = profile.model(Some(prepared.prepared.fingerprint()))?.clone();
-            let options = segment_options(question, graph.granularity)?;
+            let options = segment_options(&question.measure, &question.cache, question.strict, graph.granularity)?;
             let mut show = |progress: trefoil_profile::Progress| line.show(&progress);
             let stop = context::stop_flag();
             trefoil_profile::measure_segments(prepared, &graph, &places, profile, &options, &mut show, stop)?;

@@ -5,7 +5,7 @@ use crate::cli::{GranularityArg, MeasureArgs, ModelArgs, Shape};
 use crate::commands::profile::model_name;
 use crate::context::{self, ProgressLine};
 use crate::error::CliError;
-use crate::pipeline::{process_options, sample_inputs, time_lineup};
+use crate::pipeline::{process_options, time_lineup};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use trefoil_core::{Granularity, HostTensor, OperatorGraph, Profile, Unit, UnitAddress, UnitKind};
@@ -174,10 +174,10 @@ pub fn settle(ready: &mut Ready, question: &Question, line: &ProgressLine) -> Re
     if question.measure.no_refine || ready.settled.is_some_and(|when| when.elapsed() < SETTLED_FOR) {
         return Ok(());
     }
-    let options = segment_options(question, ready.graph.granularity)?;
+    let options = segment_options(&question.measure, &question.cache, question.strict, ready.graph.granularity)?;
     let compiled = trefoil_profile::cache::compiled_path(&question.cache);
+    let (processes, inputs) = (process_options(&question.measure, 1, compiled)?, ready.inputs());
     let Ready { prepared, profile, graph, settled, .. } = ready;
-    let (processes, inputs) = (process_options(&question.measure, 1, compiled)?, sample_inputs(prepared));
     let mut timer = |lineup: &Lineup, turn: u32| time_lineup(lineup, graph, &inputs, &processes, turn);
     let mut show = |progress: Progress| line.show(&progress);
     trefoil_profile::settle_whole(prepared, graph, profile, &options, &mut timer, &mut show, context::stop_flag())?;
@@ -185,15 +185,19 @@ pub fn settle(ready: &mut Ready, question: &Question, line: &ProgressLine) -> Re
     Ok(())
 }
 
-/// How parts of a prepared model are measured.
-pub fn segment_options(question: &Question, granularity: Granularity) -> Result<ProfileOptions, CliError> {
+/// How parts of a prepared model are measured; `cache` is the cache folder.
+pub fn segment_options(
+    measure: &MeasureArgs,
+    cache: &Path,
+    strict: bool,
+    granularity: Granularity,
+) -> Result<ProfileOptions, CliError> {
     let model = ModelArgs {
         model: PathBuf::new(),
         shapes: Vec::new(),
         granularity: GranularityArg::Fused,
         input: "random".to_owned(),
-        cache: Some(question.cache.clone()),
+        cache: Some(cache.to_owned()),
     };
-    let options = context::profile_options(&model, &question.measure, question.strict)?;
-    Ok(ProfileOptions { granularity, ..options })
+    Ok(ProfileOptions { granularity, ..context::profile_options(&model, measure, strict)? })
 }

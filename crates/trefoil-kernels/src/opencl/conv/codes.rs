@@ -1,10 +1,10 @@
 //! INT8 convolution for devices: frames of codes with a scale and a zero that the device finds ([`crate::CodeFrame`]).
 
-use super::{FLAG_ADD, FLAG_BIAS, Frame};
+use super::{FLAG_ADD, FLAG_BIAS, Frame, check_norm};
 use crate::conv::norm::root_of;
 use crate::opencl::call::{DISPATCH_MULTIPLY_ADDS, cut_grid};
 use crate::opencl::{Buffer, ConvSink, Kernels, OpenClError};
-use crate::{FilterShape, Int8ConvWeights as Packed, KernelError};
+use crate::{FilterShape, Int8ConvWeights as Packed};
 use trefoil_weights::tile::TILE;
 
 /// Pixels behind the last one that a whole tile may read.
@@ -134,15 +134,7 @@ impl Kernels {
     /// Shapes that do not fit each other; errors of the library.
     pub fn pixel_norm_codes(&self, input: &Frame, gain: &Buffer<f32>, out: &mut CodeFrame) -> Result<(), OpenClError> {
         let operator = "pixel_norm_codes";
-        if gain.len() < input.channels || input.extent() != out.extent() {
-            return Err(KernelError::shapes(
-                operator,
-                ("the input", format!("{:?}", input.extent())),
-                ("gain and destination", format!("{} values and {:?}", gain.len(), out.extent())),
-                "there must be a gain per channel, and both frames have the same shape",
-            )
-            .into());
-        }
+        check_norm(operator, input, gain, out.extent())?;
         for buffer in [&input.data, gain, &out.parameters] {
             self.check_owner(operator, "a buffer", buffer)?;
         }

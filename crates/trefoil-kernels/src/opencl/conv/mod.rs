@@ -138,15 +138,7 @@ impl Kernels {
         out: &mut Frame,
     ) -> Result<(), OpenClError> {
         let operator = "pixel_norm";
-        if gain.len() < input.channels || input.extent() != out.extent() {
-            return Err(KernelError::shapes(
-                operator,
-                ("the input", format!("{:?}", input.extent())),
-                ("gain and destination", format!("{} values and {:?}", gain.len(), out.extent())),
-                "there must be a gain per channel, and both frames have the same shape",
-            )
-            .into());
-        }
+        check_norm(operator, input, gain, out.extent())?;
         if activation == Activation::GeluTanh {
             return Err(KernelError::value(operator, "the activation", "gelu", "use the identity or SiLU").into());
         }
@@ -312,4 +304,18 @@ impl<'b> Job<'b> {
             is_added: self.is_added,
         }
     }
+}
+
+/// Whether gain and destination of a norm fit its input.
+fn check_norm(operator: &'static str, input: &Frame, gain: &Buffer<f32>, out: [usize; 3]) -> Result<(), OpenClError> {
+    if gain.len() >= input.channels && input.extent() == out {
+        return Ok(());
+    }
+    Err(KernelError::shapes(
+        operator,
+        ("the input", format!("{:?}", input.extent())),
+        ("gain and destination", format!("{} values and {out:?}", gain.len())),
+        "there must be a gain per channel, and both frames have the same shape",
+    )
+    .into())
 }
