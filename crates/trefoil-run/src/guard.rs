@@ -99,6 +99,27 @@ pub fn guard(comparison: &Comparison) -> Verdict {
     }
 }
 
+/// A plan that leads by less is not worth more rounds.
+const WORTH_MORE_ROUNDS: f64 = 0.98;
+/// Baselines whose time is within this factor of the best one's may turn out to be the best.
+const NEAR_THE_BEST: f64 = 1.1;
+
+/// Where more rounds could change the verdict: the best plan leads, but its interval does not exclude 1 or rests on too few
+/// rounds. The names of those that further rounds need: that plan, and the baselines near the best.
+pub fn undecided(comparison: &Comparison) -> Option<Vec<String>> {
+    let (plan, single) = (comparison.best_plan()?, comparison.best_baseline()?);
+    let interval = comparison.ratio(&plan.name)?.interval;
+    let sure = interval.confidence >= GUARD_CONFIDENCE && (interval.high < 1.0 || interval.low > 1.0);
+    if sure || interval.median > WORTH_MORE_ROUNDS {
+        return None;
+    }
+    let limit = single.measured?.median * NEAR_THE_BEST;
+    let near = comparison.contenders.iter().filter(|one| {
+        one.name == plan.name || (one.baseline && one.measured.is_some_and(|measured| measured.median <= limit))
+    });
+    Some(near.map(|one| one.name.clone()).collect())
+}
+
 /// `0.91× its time [0.88, 0.95] (94 % interval over 5 rounds)`.
 fn figures(ratio: &Ratio) -> String {
     let (interval, rounds) = (ratio.interval, ratio.per_round.len());
@@ -135,6 +156,10 @@ mod tests {
     }
 
     fn judge(plan: &[f64], one: &[f64], two: &[f64]) -> Verdict {
+        guard(&comparison(plan, one, two))
+    }
+
+    fn comparison(plan: &[f64], one: &[f64], two: &[f64]) -> Comparison {
         let contenders =
             vec![contender("interval", false, plan), contender("ort:CPU", true, one), contender("rten:CPU", true, two)];
         let mut comparison = Comparison { rounds: plan.len() as u32, contenders, ratios: Vec::new() };
@@ -147,7 +172,7 @@ mod tests {
                 per_round,
             }];
         }
-        guard(&comparison)
+        comparison
     }
 
     #[test]
@@ -169,6 +194,19 @@ mod tests {
         let tie = judge(&[0.9, 0.9, 0.9, 0.9, 1.01], &[1.0; 5], &[2.0; 5]);
         assert_eq!((tie.choice.as_deref(), tie.reason), (Some("ort:CPU"), Reason::Tie));
         assert!(!tie.uses_plan && tie.message.ends_with("within noise"), "{}", tie.message);
+    }
+
+    #[test]
+    fn a_lead_that_is_not_sure_asks_for_more_rounds_of_those_near_the_best() {
+        let compared = |plan: &[f64], one: &[f64], two: &[f64]| undecided(&comparison(plan, one, two));
+        let names = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        assert_eq!(compared(&[0.8; 3], &[1.0; 3], &[2.0; 3]), names(&["interval", "ort:CPU"]), "too few rounds");
+        let noisy = [0.8, 0.8, 0.8, 0.8, 1.01];
+        assert_eq!(compared(&noisy, &[1.0; 5], &[1.05; 5]), names(&["interval", "ort:CPU", "rten:CPU"]));
+        assert_eq!(compared(&[0.8; 5], &[1.0; 5], &[2.0; 5]), None, "sure of the plan");
+        assert_eq!(compared(&[1.2; 5], &[1.0; 5], &[2.0; 5]), None, "sure of the single unit");
+        assert_eq!(compared(&[0.99, 1.0, 0.98], &[1.0; 3], &[2.0; 3]), None, "nothing to gain");
+        assert_eq!(compared(&[], &[1.0; 3], &[2.0; 3]), None, "no plan");
     }
 
     #[test]

@@ -43,13 +43,13 @@ use trefoil_units::{Backend, UnitError};
 
 pub use arena::{PAIRWISE_LIMIT, Placement};
 pub use compare::{
-    CompareOptions, CompareProgress, Comparison, Contender, ContenderResult, Ratio, WorkerCommand, compare,
-    compare_calibrated,
+    CompareOptions, CompareProgress, Comparison, Contender, ContenderResult, MORE_ROUNDS, Ratio, WorkerCommand,
+    compare, compare_calibrated,
 };
 pub use emulate::{Emulated, Emulation, SlowdownOf};
 pub use error::{Place, RunError};
 pub use executor::{Executor, ExecutorOptions, FindUnit, MemoryReport, TaskTiming};
-pub use guard::{GUARD_CONFIDENCE, Reason, Verdict, guard};
+pub use guard::{GUARD_CONFIDENCE, Reason, Verdict, guard, undecided};
 pub use inputs::match_inputs;
 pub use lineup::time_lineup;
 pub use schedule::{LaneSchedule, ModelPort, Schedule, ScheduledTask, Source, Value};

@@ -15,8 +15,8 @@
 //! ```
 
 use crate::{
-    CompareOptions, Comparison, Contender, Executor, ExecutorOptions, ExtractedSegments, PreparedSource, RunError,
-    RunSampling, Verdict, WorkerCommand, compare, guard, registry_units, run_worker_main, time_lineup,
+    CompareOptions, Comparison, Contender, Executor, ExecutorOptions, ExtractedSegments, MORE_ROUNDS, PreparedSource,
+    RunError, RunSampling, Verdict, WorkerCommand, compare, guard, registry_units, run_worker_main, time_lineup,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -167,6 +167,7 @@ impl Session {
         propose(&measured)?;
         let comparing = CompareOptions {
             rounds: options.rounds.max(1),
+            most_rounds: options.rounds.max(1).saturating_mul(MORE_ROUNDS),
             sampling: if options.quick { RunSampling::QUICK } else { RunSampling::thorough(200, 2000.0) },
             cache: Some(trefoil_profile::cache::compiled_path(&options.cache)),
             spin: ExecutorOptions::default().spin,

@@ -250,6 +250,7 @@ fn verification_finds_what_only_fusion_gets_wrong() {
 fn options(rounds: u32, command: WorkerCommand) -> CompareOptions {
     CompareOptions {
         rounds,
+        most_rounds: rounds,
         sampling: RunSampling { warmup: 2, runs: 20, span_ms: 0.0, cap_ms: 500.0 },
         cache: None,
         spin: Duration::from_micros(50),
@@ -300,6 +301,32 @@ fn a_chain_cut_in_pieces_loses_against_the_whole_in_fresh_processes() {
     let verdict = guard(&found);
     assert!(!verdict.uses_plan, "{}", verdict.message);
     assert!(verdict.message.starts_with("rten:CPU@0 alone is best here"), "{}", verdict.message);
+}
+
+#[test]
+fn a_plan_that_leads_after_too_few_rounds_gets_more_of_them() {
+    let Some(unit) = real_unit("rten:CPU@0") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = relu_chain(folder.path(), 60, 64);
+    let pieces = plan_of(&model.graph, std::slice::from_ref(&unit), |_| 0);
+    // One call of 60 operators against 60 calls: it wins in every round, wherever this runs.
+    let contenders = [
+        contender("whole", &model, &whole_plan(&model.graph, &unit), folder.path(), false),
+        contender("pieces", &model, &pieces, folder.path(), true),
+    ];
+    let count = |comparison: &trefoil_run::Comparison| -> Vec<usize> {
+        comparison.contenders.iter().map(|contender| contender.round_medians.len()).collect()
+    };
+    let few = CompareOptions { most_rounds: 6, ..options(2, worker()) };
+    let mut last = 0;
+    let found = compare(&contenders, &[&model.graph], &model.inputs(), &few, &mut |progress| last = progress.rounds);
+    let found = found.unwrap();
+    // Two and four rounds are too few for any interval to count; six are enough.
+    assert_eq!((count(&found), found.rounds, last), (vec![6, 6], 6, 6));
+    let verdict = guard(&found);
+    assert!(verdict.uses_plan && verdict.message.contains("over 6 rounds"), "{}", verdict.message);
+    let exact = compare(&contenders, &[&model.graph], &model.inputs(), &options(2, worker()), &mut |_| {}).unwrap();
+    assert_eq!(count(&exact), [2, 2]);
 }
 
 #[cfg(unix)]

@@ -302,7 +302,8 @@ pub struct RunArgs {
 /// What to show and check after running.
 #[derive(Debug, Args, Clone)]
 pub struct ShowArgs {
-    /// Rounds of fresh processes in which the plan and every single unit are timed, interleaved
+    /// Rounds of fresh processes in which the plan and every single unit are timed, interleaved; up to three times as many
+    /// where a plan leads and these are too few to be sure
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
     /// Compare with a single-unit run at every segment boundary and name the first operator that differs

@@ -8,10 +8,13 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use trefoil_core::{HostTensor, Unit, UnitAddress};
 use trefoil_onnx::npz;
+use trefoil_profile::cache::{CacheUse, DEFAULT_LIMIT, LIMIT_VARIABLE, parse_limit};
 use trefoil_profile::{Launcher, PrepareOptions, ProfileOptions, Progress};
+use trefoil_report::format;
 use trefoil_run::RunSampling;
 
 /// Raised by Ctrl-C. A second Ctrl-C ends the program at once.
@@ -32,9 +35,41 @@ pub fn stop_flag() -> &'static AtomicBool {
     &STOP
 }
 
-/// The cache folder: as given, else the user's.
+/// The caches in use by this process; `None` for one that cannot be locked (a read-only folder), of which nothing is removed.
+static CACHES: Mutex<BTreeMap<PathBuf, Option<CacheUse>>> = Mutex::new(BTreeMap::new());
+
+/// The cache folder: as given, else the user's. It counts as in use until this process ends.
 pub fn cache_dir(given: Option<&Path>) -> PathBuf {
-    given.map_or_else(trefoil_profile::cache::default_cache_dir, Path::to_owned)
+    let folder = given.map_or_else(trefoil_profile::cache::default_cache_dir, Path::to_owned);
+    let mut caches = CACHES.lock().unwrap_or_else(PoisonError::into_inner);
+    caches.entry(folder.clone()).or_insert_with(|| CacheUse::begin(&folder).ok());
+    folder
+}
+
+/// The limit of the cache, from the environment.
+///
+/// # Errors
+/// It is not a size.
+pub fn cache_limit() -> Result<u64, CliError> {
+    match std::env::var(LIMIT_VARIABLE) {
+        Ok(text) => parse_limit(&text).map_err(|reason| CliError::Usage(format!("{LIMIT_VARIABLE}: {reason}"))),
+        Err(_) => Ok(DEFAULT_LIMIT),
+    }
+}
+
+/// Removes from the caches that were asked for what was used longest ago, where they have grown beyond `limit` bytes.
+pub fn trim_caches(limit: u64) {
+    for cache in CACHES.lock().unwrap_or_else(PoisonError::into_inner).values().flatten() {
+        // What cannot be removed now is looked at again by the next run.
+        if let Ok(trimmed) = cache.trim(limit)
+            && trimmed.removed > 0
+        {
+            let (removed, before) = (format::bytes(trimmed.removed), format::bytes(trimmed.before));
+            eprintln!(
+                "cache: removed {removed} of {before}, what was used longest ago ({LIMIT_VARIABLE} sets the limit)"
+            );
+        }
+    }
 }
 
 /// Resolves every address, or says which cannot be used and what would fix it.

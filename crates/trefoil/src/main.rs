@@ -2,6 +2,7 @@
 
 mod cli;
 mod commands;
+mod contenders;
 mod context;
 mod error;
 mod outcome;
@@ -28,11 +29,19 @@ fn main() -> ExitCode {
         Command::VideoWorker => return trefoil_video::process::worker_main(),
         _ => {}
     }
-    match run(cli.command) {
+    let done = context::cache_limit().and_then(|limit| {
+        let done = run(cli.command);
+        context::trim_caches(limit);
+        done
+    });
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // One line, whatever a library put into its message.
-            let message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            let mut message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            if message.contains("No space left on device") {
+                message.push_str("; free some, or name a cache folder on another disk (--cache)");
+            }
             eprintln!("error: {message}");
             ExitCode::from(error.exit_code())
         }

@@ -1,63 +1,17 @@
 //! A sub-model compiled by OpenVINO for one of its devices.
 
-use super::ffi::{
-    Dimension, ElementType, Functions, MAX_PROPERTIES, NodeProfiles, PartialShape, RawCompiledModel, RawInferRequest,
-    RawModel, RawPort, RawTensor, Shape,
-};
+use super::ffi::{Dimension, ElementType, NodeProfiles, PartialShape, Shape};
+use super::handles::{Model, PortHandle, Program, Request, Tensor};
 use super::library::Loaded;
+use super::properties::{Properties, properties};
 use super::workers::{self, Workers};
 use crate::affinity::unit_cores;
 use crate::ports::{self, PortNames};
-use crate::{
-    Buffer, CompileOptions, Compiled, Port, PortMemory, Ports, RunTiming, SubModel, UnitError, cache, one_line,
-};
+use crate::{Buffer, CompileOptions, Compiled, Port, PortMemory, Ports, RunTiming, SubModel, UnitError, one_line};
 use std::ffi::{CStr, CString, c_char};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::time::Instant;
-use trefoil_core::{DataType, NodeTime, Precision, TensorInfo, Unit, UnitKind};
-
-/// An owning pointer to one of OpenVINO's objects.
-macro_rules! owned {
-    ($($(#[$doc:meta])* $name:ident($raw:ty) freed by $free:ident;)*) => {
-        $($(#[$doc])*
-        struct $name {
-            raw: NonNull<$raw>,
-            functions: &'static Functions,
-        }
-
-        // SAFETY: OpenVINO's objects have no thread affinity; `&mut` access of the owner keeps uses apart.
-        unsafe impl Send for $name {}
-
-        impl $name {
-            /// Takes over what `create` puts into the place it is given.
-            fn new(loaded: &'static Loaded, create: impl FnOnce(*mut *mut $raw) -> i32) -> Result<Self, String> {
-                let mut raw = ptr::null_mut();
-                loaded.check(create(&raw mut raw))?;
-                let raw = NonNull::new(raw).ok_or("OpenVINO returned nothing")?;
-                Ok(Self { raw, functions: &loaded.functions })
-            }
-
-            fn get(&self) -> *mut $raw {
-                self.raw.as_ptr()
-            }
-        }
-
-        impl Drop for $name {
-            fn drop(&mut self) {
-                // SAFETY: made by the matching function and freed once.
-                unsafe { (self.functions.$free)(self.raw.as_ptr()) };
-            }
-        })*
-    };
-}
-
-owned! {
-    Model(RawModel) freed by model_free;
-    Program(RawCompiledModel) freed by compiled_model_free;
-    Request(RawInferRequest) freed by infer_request_free;
-    Tensor(RawTensor) freed by tensor_free;
-    PortHandle(RawPort) freed by output_const_port_free;
-}
+use trefoil_core::{DataType, NodeTime, TensorInfo, Unit, UnitKind};
 
 /// An output whose shape OpenVINO knows only after running: copied, with its shape checked each time.
 struct DynamicOutput {
@@ -87,76 +41,12 @@ pub(super) struct OpenVinoModel {
     model: String,
 }
 
-/// Properties of a compile call, in the order given.
-struct Properties(Vec<(CString, CString)>);
-
-impl Properties {
-    fn new() -> Self {
-        Self(Vec::new())
-    }
-
-    fn set(&mut self, key: &str, value: &str) {
-        debug_assert!(self.0.len() < MAX_PROPERTIES);
-        if let (Ok(key), Ok(value)) = (CString::new(key), CString::new(value)) {
-            self.0.push((key, value));
-        }
-    }
-
-    /// Key and value pointers, padded with nulls: a variadic call has a fixed number of arguments, and OpenVINO reads as
-    /// many as it is told.
-    fn pointers(&self) -> [*const c_char; 2 * MAX_PROPERTIES] {
-        let mut pointers = [ptr::null(); 2 * MAX_PROPERTIES];
-        for (slot, (key, value)) in pointers.chunks_exact_mut(2).zip(&self.0) {
-            slot.copy_from_slice(&[key.as_ptr(), value.as_ptr()]);
-        }
-        pointers
-    }
-}
-
 /// Calls a variadic compile function with the property pointers spread out.
 macro_rules! call_with {
     ($function:expr, $($argument:expr),*; $p:ident) => {
         $function($($argument),*, $p[0], $p[1], $p[2], $p[3], $p[4], $p[5], $p[6], $p[7], $p[8], $p[9], $p[10], $p[11],
             $p[12], $p[13], $p[14], $p[15], $p[16], $p[17], $p[18], $p[19], $p[20], $p[21], $p[22], $p[23])
     };
-}
-
-fn properties(model: &SubModel, unit: &Unit, options: &CompileOptions) -> Properties {
-    let mut properties = Properties::new();
-    properties.set("PERFORMANCE_HINT", "LATENCY");
-    properties.set("NUM_STREAMS", "1");
-    if unit.kind == UnitKind::Cpu {
-        properties.set("INFERENCE_NUM_THREADS", &unit_cores(unit).len().max(1).to_string());
-        // We pin; OpenVINO would choose cores of its own.
-        properties.set("ENABLE_CPU_PINNING", "NO");
-        properties.set("CPU_DENORMALS_OPTIMIZATION", "YES");
-    }
-    let precision = match (unit.address.precision, unit.kind) {
-        (Some(Precision::F32), _) => Some("f32"),
-        (Some(Precision::F16), _) => Some("f16"),
-        (Some(Precision::BF16), _) => Some("bf16"),
-        // Results of units are compared, so nobody computes in less than the model says unless asked to. NPUs have no f32.
-        (None, UnitKind::Npu) => None,
-        (None, _) => {
-            properties.set("EXECUTION_MODE_HINT", "ACCURACY");
-            Some("f32")
-        }
-    };
-    if let Some(precision) = precision {
-        properties.set("INFERENCE_PRECISION_HINT", precision);
-    }
-    if options.profiling {
-        properties.set("PERF_COUNT", "YES");
-    }
-    if let Some(folder) = &options.cache
-        // A reference is compiled afresh, and an unreadable file is reported better by OpenVINO itself.
-        && !options.reference
-        && let Ok(key) = cache::model_key(&model.path, &[])
-        && let Some(folder) = folder.join("openvino").join(key).to_str()
-    {
-        properties.set("CACHE_DIR", folder);
-    }
-    properties
 }
 
 /// Compiles `model` for `unit`; see [`crate::Backend::compile`].
@@ -236,7 +126,7 @@ fn build(
     properties: &Properties,
 ) -> Result<Program, String> {
     let functions = &loaded.functions;
-    let (pointers, count) = (properties.pointers(), 2 * properties.0.len());
+    let (pointers, count) = (properties.pointers(), properties.count());
     let program = Program::new(loaded, |place| {
         // SAFETY: terminated strings, a valid place for the result, and as many property arguments as announced.
         unsafe {

@@ -1,12 +1,14 @@
 //! The OpenVINO backend: `openvino:CPU`, `openvino:GPU`, `openvino:NPU`.
 //!
-//! `library` loads OpenVINO's C interface (`ffi`), `backend` tells its devices, `compiled` runs sub-models on them,
+//! `library` loads OpenVINO's C interface (`ffi`), `backend` tells its devices, `compiled` runs sub-models on them (with `properties`, through `handles`),
 //! `workers` keeps its threads on the unit's cores.
 
 mod backend;
 mod compiled;
 mod ffi;
+mod handles;
 mod library;
+mod properties;
 mod workers;
 
 pub use backend::OpenVino;

@@ -18,6 +18,7 @@ mod compiled;
 mod onnx_file;
 mod pool;
 mod ports;
+mod wire;
 
 use crate::{Availability, Backend, CompileOptions, Compiled, SubModel, UnitError, core_resources};
 use compiled::RtenCompiled;

@@ -6,6 +6,7 @@
 //! get a small rewritten copy in a temporary folder, with symbolic links to the original weights, which is removed once
 //! rten has mapped them. Only the few message fields concerned are touched; everything else is copied byte for byte.
 
+use super::wire::{Payload, fields, put_bytes, varint};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -124,72 +125,6 @@ mod field {
 const EXTERNAL: u64 = 1;
 /// Subgraphs nested deeper than this are refused rather than followed.
 const MAX_DEPTH: u32 = 64;
-
-/// One field of a protobuf message: its number, its payload, and the bytes of the whole field.
-struct Field<'a> {
-    number: u64,
-    payload: Payload<'a>,
-    whole: &'a [u8],
-}
-
-enum Payload<'a> {
-    Varint(u64),
-    Bytes(&'a [u8]),
-    Fixed,
-}
-
-fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let mut value = 0u64;
-    for (index, byte) in bytes.iter().take(10).enumerate() {
-        value |= u64::from(byte & 0x7f) << (7 * index as u32);
-        if byte & 0x80 == 0 {
-            return Some((value, &bytes[index + 1..]));
-        }
-    }
-    None
-}
-
-/// Splits a message into its fields.
-fn fields(message: &[u8]) -> impl Iterator<Item = Result<Field<'_>, String>> {
-    let mut rest = message;
-    std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
-        }
-        let start = rest;
-        let field = next_field(rest).map(|(number, payload, after)| {
-            rest = after;
-            Field { number, payload, whole: &start[..start.len() - after.len()] }
-        });
-        if field.is_none() {
-            rest = &[];
-        }
-        Some(field.ok_or_else(|| "the file is not a valid ONNX (protobuf) message, or is cut short".to_owned()))
-    })
-}
-
-fn next_field(bytes: &[u8]) -> Option<(u64, Payload<'_>, &[u8])> {
-    let (tag, rest) = varint(bytes)?;
-    let number = tag >> 3;
-    if number == 0 {
-        return None;
-    }
-    let (payload, after) = match tag & 7 {
-        0 => {
-            let (value, after) = varint(rest)?;
-            (Payload::Varint(value), after)
-        }
-        1 => (Payload::Fixed, rest.get(8..)?),
-        2 => {
-            let (length, rest) = varint(rest)?;
-            let length = usize::try_from(length).ok()?;
-            (Payload::Bytes(rest.get(..length)?), rest.get(length..)?)
-        }
-        5 => (Payload::Fixed, rest.get(4..)?),
-        _ => return None,
-    };
-    Some((number, payload, after))
-}
 
 /// What a read-only walk over a model finds.
 #[derive(Default)]
@@ -453,23 +388,10 @@ impl Rewrite {
 
 type Replace<'r> = dyn Fn(&mut Rewrite, u64, &[u8]) -> Result<Option<Vec<u8>>, String> + 'r;
 
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn put_bytes(out: &mut Vec<u8>, number: u64, bytes: &[u8]) {
-    put_varint(out, number << 3 | 2);
-    put_varint(out, bytes.len() as u64);
-    out.extend_from_slice(bytes);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rten::wire::put_varint;
     use proptest::prelude::*;
 
     fn tensor(name: &str, entries: &[(&str, &str)]) -> Vec<u8> {

@@ -37,6 +37,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), CliError> {
     if entries.is_empty() {
         return Err(CliError::Usage("no model given; name at least one .onnx file".to_owned()));
     }
+    let limit = context::cache_limit()?;
     let (mut rows, mut reports, mut values) = (Vec::new(), Vec::new(), Vec::new());
     let mut failures: Vec<CliError> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
@@ -67,6 +68,8 @@ pub fn run(args: &SurveyArgs) -> Result<(), CliError> {
             Err(error) => (json!({ "name": entry.name }), Some(error)),
         };
         values.push(with_outcome(value, failure.as_ref()));
+        // Not only at the end: a survey of large models may pass any limit on its way.
+        context::trim_caches(limit);
         if let Some(error) = failure {
             eprintln!("failed: {}: {error}", entry.name);
             failures.push(error);

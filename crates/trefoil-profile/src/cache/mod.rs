@@ -10,11 +10,16 @@
 //!     segments/<granularity>/          extracted sub-models, as profiled
 //!   transfer/                          the trivial operators that transfers are measured with
 //!   compiled/                          backends' compiled blobs
+//!   lock                               held by every process that uses the folder, see [`CacheUse`]
 //! ```
 //!
 //! A folder `<inputs>` is built under a temporary name and renamed when it is complete, so two processes that prepare
 //! the same model at once both end with the one that was faster. `segments` grows later; its files are renamed into
 //! place one by one and hold the same bytes whoever wrote them.
+
+mod limit;
+
+pub use limit::{CacheUse, DEFAULT_LIMIT, LIMIT_VARIABLE, Trimmed, parse_limit};
 
 use std::path::{Path, PathBuf};
 
@@ -35,7 +40,12 @@ pub fn journal_path(cache: &Path) -> PathBuf {
 
 /// Folder of a prepared model.
 pub fn model_path(cache: &Path, fingerprint: &str, inputs: &str) -> PathBuf {
-    cache.join("models").join(fingerprint).join(inputs)
+    models_path(cache).join(fingerprint).join(inputs)
+}
+
+/// Folder of all prepared models.
+pub fn models_path(cache: &Path) -> PathBuf {
+    cache.join("models")
 }
 
 /// Folder of compiled blobs.
