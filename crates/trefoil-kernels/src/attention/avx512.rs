@@ -5,8 +5,6 @@
 //!   starts from the sums of the keys.
 //! - The queries of a row tile lie in the order in which they are broadcast.
 //! - The largest score of a row is taken while the scores are in registers.
-//! - The probabilities of a row tile are coded between the products of the next one: 32 keys of every row, then the next
-//!   tile's scores of the same keys replace them. So the ports that do not multiply have work too.
 //! - What is one number per row (maximum, α, β, total) is computed for the rows of a tile at once, a row to a lane.
 //! - `O·α + A·β` is computed while `A` is in registers.
 
@@ -50,7 +48,6 @@ pub(super) fn run(block: &Block<'_>, scratch: &mut Scratch<'_>) {
     pack_queries(block, &mut query[..tiles * tile_size]);
     state[..tiles * tile_size].fill(0.0);
     totals[..tiles * LANES].fill(0.0);
-    let query = |tile: usize| &query[tile * tile_size..][..tile_size];
     let scores: &mut [i32; TILE_SCORES] = scores.as_mut_array().expect("the scores of a row tile");
     let codes: &mut [i8; TILE_SCORES] = codes.as_mut_array().expect("the codes of a row tile");
     for key_block in 0..block.key_value.blocks() {
@@ -61,26 +58,19 @@ pub(super) fn run(block: &Block<'_>, scratch: &mut Scratch<'_>) {
         let (keys, values) = (&keys[..padded * head_dim], &values[..padded * head_dim]);
         let offsets = &block.key_value.offsets(key_block, block.head)[..padded];
         let keys = Keys { codes: keys, offsets, valid, sigma: block.sigma };
-        // SAFETY: `block.isa` vouches for the instruction set: `int8` calls this for AVX-512 VNNI only. Here and below, the slices
-        // were cut to the lengths that the functions ask for.
-        let mut largest = unsafe { scores_of_tile::<false>(&keys, query(0), None, scores, codes) };
         for tile in 0..tiles {
-            let next = if tile + 1 < tiles {
-                // SAFETY: as above.
-                unsafe { scores_of_tile::<true>(&keys, query(tile + 1), Some(&largest), scores, codes) }
-            } else {
-                // SAFETY: as above.
-                unsafe { code_tile(&keys, &largest, scores, codes) };
-                largest
-            };
+            let query = &query[tile * tile_size..][..tile_size];
+            let state = &mut state[tile * tile_size..][..tile_size];
             let numbers = tile * LANES..(tile + 1) * LANES;
             let (maxima, totals) = (&mut maxima[numbers.clone()], &mut totals[numbers]);
-            // SAFETY: as above.
+            // SAFETY: `block.isa` vouches for the instruction set: `int8` calls this for AVX-512 VNNI only. The slices were cut to the
+            // lengths that the functions ask for.
             unsafe {
+                let largest = scores_of_tile(&keys, query, scores);
+                code_tile(&keys, &largest, scores, codes);
                 let contribution = update_rows(&keys, &largest, key_block == 0, codes, maxima, totals);
-                add_values(codes, values, padded, &contribution, &mut state[tile * tile_size..][..tile_size]);
+                add_values(codes, values, padded, &contribution, state);
             }
-            largest = next;
         }
     }
 }
@@ -118,21 +108,14 @@ impl Keys<'_> {
     }
 }
 
-/// Scores of a row tile, and the largest of each row. With `CODES`, the scores that it finds, whose largest are `before`, become `codes`.
+/// Scores of a row tile, and the largest of each row.
 ///
 /// # Safety
 /// The processor has AVX-512 VNNI, `query` has [`TILE_ROWS`] × head_dim codes, head_dim a multiple of 32, and `keys` as many
 /// keys as it says, of head_dim codes.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn scores_of_tile<const CODES: bool>(
-    keys: &Keys<'_>,
-    query: &[i8],
-    before: Option<&Largest>,
-    scores: &mut [i32; TILE_SCORES],
-    codes: &mut [i8; TILE_SCORES],
-) -> Largest {
+unsafe fn scores_of_tile(keys: &Keys<'_>, query: &[i8], scores: &mut [i32; TILE_SCORES]) -> Largest {
     let head_dim = query.len() / TILE_ROWS;
-    let steps = head_dim / TILE;
     let mut largest = [_mm512_set1_epi32(i32::MIN); TILE_ROWS];
     for first in (0..keys.valid).step_by(TILE) {
         let present = keys.present(first);
@@ -142,12 +125,7 @@ unsafe fn scores_of_tile<const CODES: bool>(
         // SAFETY: 32 offsets.
         let start = unsafe { [_mm512_loadu_si512(offsets.cast()), _mm512_loadu_si512(offsets.add(LANES).cast())] };
         let mut sums = [start; TILE_ROWS];
-        for step in 0..steps {
-            if CODES && let Some(before) = before {
-                for row in TILE_ROWS * step / steps..TILE_ROWS * (step + 1) / steps {
-                    code_keys((row, first), before[row], keys.sigma, present, scores, codes);
-                }
-            }
+        for _ in 0..head_dim / TILE {
             for _ in 0..STEP {
                 // SAFETY: the caller's promise: head_dim/4 groups of keys and of queries.
                 let (low, high) = unsafe {

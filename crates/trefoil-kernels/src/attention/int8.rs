@@ -141,6 +141,7 @@ pub(super) struct Scratch<'s> {
     /// Of a row tile, × [`KEY_BLOCK`].
     pub(super) codes: &'s mut [i8],
     /// Repacked queries where an instruction set wants them, rows × head_dim.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no instruction set here repacks"))]
     pub(super) query: &'s mut [i8],
     /// Sums of the queries where an instruction set wants them.
     query_sums: &'s mut [i32],
