@@ -33,15 +33,15 @@ pub fn round_half_even(x: f32) -> f32 {
     (x + ROUNDER) - ROUNDER
 }
 
+/// Coefficients of `2^f` for |f| ≤ ½, highest first.
+pub(crate) const EXP2_FRACTION: [f32; 6] =
+    [0.001_326_472_7, 0.009_671_513, 0.055_507_336, 0.240_222_42, 0.693_147, 1.0];
+
 /// `2^f` for |f| ≤ ½.
 #[inline(always)]
 fn exp2_fraction(f: f32) -> f32 {
-    let mut p = 0.001_326_472_7;
-    p = p * f + 0.009_671_513;
-    p = p * f + 0.055_507_336;
-    p = p * f + 0.240_222_42;
-    p = p * f + 0.693_147;
-    p * f + 1.0
+    let [c5, c4, c3, c2, c1, c0] = EXP2_FRACTION;
+    ((((c5 * f + c4) * f + c3) * f + c2) * f + c1) * f + c0
 }
 
 /// `2^x`. Relative error ≤ 2·10⁻⁷; 0 below −126, 2¹²⁷ above 127, NaN for NaN.

@@ -184,6 +184,12 @@ impl<'a, T> RowsMut<'a, T> {
         &mut self.data[row * self.stride..][..self.columns]
     }
 
+    /// Where an element is or would be.
+    #[inline]
+    pub(crate) fn at(&self, row: usize, column: usize) -> *const T {
+        self.data.as_ptr().wrapping_add(row * self.stride + column)
+    }
+
     /// Splits the first `count` rows off.
     pub(crate) fn take_rows(&mut self, count: usize) -> RowsMut<'a, T> {
         let count = count.min(self.rows);

@@ -47,3 +47,38 @@ pub(crate) fn at_least<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &m
     }
     &mut buffer[..len]
 }
+
+/// Bytes of a cache line, and of the widest register.
+pub(crate) const LINE: usize = 64;
+
+/// Where the first cache line of `buffer` starts.
+pub(crate) fn line_start<T>(buffer: &[T]) -> usize {
+    // A pointer may refuse to be aligned; then only speed is lost.
+    let start = buffer.as_ptr().align_offset(LINE);
+    if start < LINE / size_of::<T>() { start } else { 0 }
+}
+
+/// As [`at_least`], from the start of a cache line on.
+pub(crate) fn lines<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
+    at_least(buffer, len + LINE / size_of::<T>());
+    let start = line_start(buffer);
+    &mut buffer[start..start + len]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_starts_with_a_line_and_stays() {
+        let mut buffer = Vec::new();
+        for len in [0, 1, 100, 3] {
+            let scratch = lines::<f32>(&mut buffer, len);
+            assert_eq!(scratch.len(), len);
+            assert!(scratch.as_ptr().addr().is_multiple_of(LINE) || cfg!(miri));
+        }
+        let held = buffer.capacity();
+        lines(&mut buffer, 100).fill(1.0);
+        assert_eq!(buffer.capacity(), held);
+    }
+}

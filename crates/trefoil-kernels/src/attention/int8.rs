@@ -21,12 +21,16 @@ use crate::kernel::{DotTile, TILE_ROWS, row_sums};
 use crate::math::{exp2, exp2_code, recip};
 use crate::multiversion::multiversion;
 use crate::rows::check_scale;
-use crate::workspace::at_least;
+use crate::workspace::{Slot, lines};
 use crate::{KernelError, Kernels, Rows, Workspace};
 use trefoil_weights::tile::TILE;
 
 /// Query rows that share a block of keys and values while it is in the second-level cache.
 const BLOCK_ROWS: usize = 120;
+
+/// Numbers kept for a row tile: one per row, and a whole register of them.
+pub(super) const LANES: usize = 16;
+const _: () = assert!(TILE_ROWS <= LANES && BLOCK_ROWS.is_multiple_of(TILE_ROWS));
 
 /// Scales of INT8 attention, one per head.
 #[derive(Debug, Clone, Copy)]
@@ -94,33 +98,17 @@ impl Kernels {
             workspace,
             |count| sink.take_rows(count),
             |part| {
-                let integers = at_least(&mut part.slot.integers, TILE_ROWS * KEY_BLOCK + 2 * BLOCK_ROWS);
-                let (scores, integers) = integers.split_at_mut(TILE_ROWS * KEY_BLOCK);
-                let (query_sums, maxima) = integers.split_at_mut(BLOCK_ROWS);
-                let floats = at_least(&mut part.slot.floats, BLOCK_ROWS * (head_dim + 1));
-                let (state, totals) = floats.split_at_mut(BLOCK_ROWS * head_dim);
-                let codes = at_least(&mut part.slot.codes, TILE_ROWS * KEY_BLOCK);
+                let mut scratch = Scratch::of(part.slot, head_dim);
                 for head in 0..heads {
                     let sigma = (scales.query[head] * scales.key[head]) * per_root;
                     for first in (0..part.rows).step_by(BLOCK_ROWS) {
                         let rows = BLOCK_ROWS.min(part.rows - first);
-                        let mut block = Block {
-                            isa: self.supported(),
-                            query: query.part(part.first + first, rows),
-                            key_value,
-                            head,
-                            sigma,
-                            scores,
-                            codes,
-                            query_sums,
-                            maxima,
-                            totals,
-                            state,
-                        };
-                        block.run();
+                        let query = query.part(part.first + first, rows);
+                        let block = Block { isa: self.supported(), query, key_value, head, sigma };
+                        block.run(&mut scratch);
                         for row in 0..rows {
-                            let values = &mut state[row * head_dim..][..head_dim];
-                            let factor = recip(totals[row]) * scales.value[head];
+                            let values = &mut scratch.state[row * head_dim..][..head_dim];
+                            let factor = recip(scratch.totals[lane_of(row)]) * scales.value[head];
                             multiply_row(self.supported(), values, factor);
                             part.sink.store(self.supported(), first + row, head * head_dim, values);
                         }
@@ -132,42 +120,83 @@ impl Kernels {
     }
 }
 
-/// A block of query rows of one head.
-struct Block<'a, 's> {
-    isa: Supported,
-    query: Rows<'a, i8>,
-    key_value: &'a PackedKeyValue,
-    head: usize,
-    sigma: f32,
-    /// Row tile × [`KEY_BLOCK`].
-    scores: &'s mut [i32],
-    /// Row tile × [`KEY_BLOCK`].
-    codes: &'s mut [i8],
-    /// One per row of the block, as are the following.
-    query_sums: &'s mut [i32],
-    maxima: &'s mut [i32],
-    totals: &'s mut [f32],
-    /// `O`.
-    state: &'s mut [f32],
+/// Where a row's number lies among those of a block: a row tile has [`LANES`].
+fn lane_of(row: usize) -> usize {
+    row / TILE_ROWS * LANES + row % TILE_ROWS
 }
 
-impl Block<'_, '_> {
-    fn run(&mut self) {
+/// A block of query rows of one head.
+pub(super) struct Block<'a> {
+    pub(super) isa: Supported,
+    pub(super) query: Rows<'a, i8>,
+    pub(super) key_value: &'a PackedKeyValue,
+    pub(super) head: usize,
+    pub(super) sigma: f32,
+}
+
+/// One thread's scratch for a block of rows. Numbers of rows lie at [`lane_of`] them.
+pub(super) struct Scratch<'s> {
+    /// Of a row tile, × [`KEY_BLOCK`].
+    pub(super) scores: &'s mut [i32],
+    /// Of a row tile, × [`KEY_BLOCK`].
+    pub(super) codes: &'s mut [i8],
+    /// Repacked queries where an instruction set wants them, rows × head_dim.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no instruction set here repacks"))]
+    pub(super) query: &'s mut [i8],
+    /// Sums of the queries where an instruction set wants them.
+    query_sums: &'s mut [i32],
+    /// `m`.
+    pub(super) maxima: &'s mut [i32],
+    /// `l`.
+    pub(super) totals: &'s mut [f32],
+    /// `O`, rows × head_dim.
+    pub(super) state: &'s mut [f32],
+}
+
+impl<'s> Scratch<'s> {
+    fn of(slot: &'s mut Slot, head_dim: usize) -> Scratch<'s> {
+        const TILE_SCORES: usize = TILE_ROWS * KEY_BLOCK;
+        const ROW_NUMBERS: usize = BLOCK_ROWS / TILE_ROWS * LANES;
+        let integers = lines(&mut slot.integers, TILE_SCORES + 2 * ROW_NUMBERS);
+        let (scores, integers) = integers.split_at_mut(TILE_SCORES);
+        let (maxima, query_sums) = integers.split_at_mut(ROW_NUMBERS);
+        let floats = lines(&mut slot.floats, BLOCK_ROWS * head_dim + ROW_NUMBERS);
+        let (state, totals) = floats.split_at_mut(BLOCK_ROWS * head_dim);
+        let (codes, query) = lines(&mut slot.codes, TILE_SCORES + BLOCK_ROWS * head_dim).split_at_mut(TILE_SCORES);
+        Scratch { scores, codes, query, query_sums, maxima, totals, state }
+    }
+}
+
+impl Block<'_> {
+    /// `O` and `l` of every row.
+    fn run(&self, scratch: &mut Scratch<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        if self.isa.isa() == crate::Isa::Avx512Vnni {
+            return super::avx512::run(self, scratch);
+        }
+        self.run_generic(scratch);
+    }
+
+    fn run_generic(&self, scratch: &mut Scratch<'_>) {
         let head_dim = self.key_value.head_dim();
         let rows = self.query.rows();
         let column = self.head * head_dim;
         if self.isa.needs_row_sums() {
-            let codes = &self.query.starting_at(0)[column..];
-            row_sums(self.isa, codes, self.query.stride(), head_dim, &mut self.query_sums[..rows]);
+            for (tile, sums) in scratch.query_sums.chunks_mut(LANES).take(rows.div_ceil(TILE_ROWS)).enumerate() {
+                let count = TILE_ROWS.min(rows - tile * TILE_ROWS);
+                let codes = &self.query.starting_at(tile * TILE_ROWS)[column..];
+                row_sums(self.isa, codes, self.query.stride(), head_dim, &mut sums[..count]);
+            }
         }
-        self.state[..rows * head_dim].fill(0.0);
-        self.totals[..rows].fill(0.0);
+        scratch.state[..rows * head_dim].fill(0.0);
+        scratch.totals.fill(0.0);
         for key_block in 0..self.key_value.blocks() {
             let (keys, values) = self.key_value.head(key_block, self.head);
             let valid = self.key_value.valid(key_block);
             let padded = valid.next_multiple_of(TILE);
             for first in (0..rows).step_by(TILE_ROWS) {
                 let count = TILE_ROWS.min(rows - first);
+                let numbers = lane_of(first)..lane_of(first) + count;
                 for (tile_column, weights) in keys.chunks_exact(head_dim * TILE).take(padded / TILE).enumerate() {
                     let tile = DotTile {
                         a: &self.query.starting_at(first)[column..],
@@ -175,25 +204,25 @@ impl Block<'_, '_> {
                         rows: count,
                         weights,
                         k: head_dim,
-                        row_sums: &self.query_sums[first..],
+                        row_sums: &scratch.query_sums[numbers.clone()],
                     };
-                    self.isa.dot_tile(tile, &mut self.scores[tile_column * TILE..], KEY_BLOCK);
+                    self.isa.dot_tile(tile, &mut scratch.scores[tile_column * TILE..], KEY_BLOCK);
                 }
                 let mut weights = TileWeights::default();
                 code_probabilities(
                     self.isa,
-                    self.scores,
+                    scratch.scores,
                     (count, valid, padded),
                     self.sigma,
                     key_block == 0,
-                    &mut self.maxima[first..first + count],
-                    &mut self.totals[first..first + count],
-                    self.codes,
+                    &mut scratch.maxima[numbers.clone()],
+                    &mut scratch.totals[numbers],
+                    scratch.codes,
                     &mut weights,
                 );
                 for (tile_column, tiled) in values.chunks_exact(padded * TILE).take(head_dim / TILE).enumerate() {
                     let tile = DotTile {
-                        a: self.codes,
+                        a: scratch.codes,
                         lda: KEY_BLOCK,
                         rows: count,
                         weights: tiled,
@@ -202,7 +231,7 @@ impl Block<'_, '_> {
                     };
                     let mut sums = [0i32; TILE_ROWS * TILE];
                     self.isa.dot_tile(tile, &mut sums, TILE);
-                    let state = &mut self.state[first * head_dim..(first + count) * head_dim];
+                    let state = &mut scratch.state[first * head_dim..(first + count) * head_dim];
                     accumulate(self.isa, state, head_dim, tile_column * TILE, &sums, &weights);
                 }
             }

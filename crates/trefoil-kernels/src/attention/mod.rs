@@ -1,5 +1,7 @@
 //! Attention without an M × M matrix: blocks of query rows against blocks of keys with a running maximum.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod float;
 mod int8;
 mod pack;

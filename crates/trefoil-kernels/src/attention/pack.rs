@@ -2,7 +2,7 @@
 
 use super::{KEY_BLOCK, check_heads, check_keys};
 use crate::multiversion::multiversion;
-use crate::workspace::at_least;
+use crate::workspace::{line_start, lines};
 use crate::{KernelError, Kernels, Rows, Workspace};
 use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE, TILE_BYTES};
 
@@ -14,6 +14,10 @@ pub(crate) const MAX_HEAD_DIM: usize = 512;
 #[derive(Debug, Clone, Default)]
 pub struct PackedKeyValue {
     codes: Vec<i8>,
+    /// First code that is used: the first on a cache line.
+    start: usize,
+    /// `−128·Σ k` per block, head and key: what a product with `q + 128` starts from. 0 in the padding.
+    offsets: Vec<i32>,
     keys: usize,
     heads: usize,
     head_dim: usize,
@@ -42,7 +46,7 @@ impl PackedKeyValue {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.codes.capacity()
+        self.codes.capacity() + self.offsets.capacity() * size_of::<i32>()
     }
 
     /// Number of key blocks.
@@ -63,7 +67,13 @@ impl PackedKeyValue {
     /// `Kᵀ` and `V` of a head of a block.
     pub(super) fn head(&self, block: usize, head: usize) -> (&[i8], &[i8]) {
         let side = self.side();
-        self.codes[(block * self.heads + head) * 2 * side..][..2 * side].split_at(side)
+        self.codes[self.start + (block * self.heads + head) * 2 * side..][..2 * side].split_at(side)
+    }
+
+    /// `−128·Σ k` of the keys of a head of a block.
+    #[cfg(any(target_arch = "x86_64", test))]
+    pub(super) fn offsets(&self, block: usize, head: usize) -> &[i32] {
+        &self.offsets[(block * self.heads + head) * KEY_BLOCK..][..KEY_BLOCK]
     }
 }
 
@@ -104,30 +114,56 @@ impl Kernels {
         packed.heads = heads;
         let (side, blocks) = (packed.side(), packed.blocks());
         let block_bytes = 2 * side * heads;
-        let mut rest = at_least(&mut packed.codes, blocks * block_bytes);
+        let block_keys = KEY_BLOCK * heads;
+        let mut codes = lines(&mut packed.codes, blocks * block_bytes);
+        let mut offsets = grown(&mut packed.offsets, blocks * block_keys);
         self.run_grains(
             blocks,
             1,
             workspace,
             |count| {
-                let (head, tail) = std::mem::take(&mut rest).split_at_mut(count * block_bytes);
-                rest = tail;
-                head
+                let codes = codes.split_off_mut(..count * block_bytes).unwrap_or_default();
+                (codes, offsets.split_off_mut(..count * block_keys).unwrap_or_default())
             },
             |part| {
-                for (offset, block) in part.sink.chunks_exact_mut(block_bytes).enumerate() {
-                    let first = (part.first + offset) * KEY_BLOCK;
+                let (codes, offsets) = &mut part.sink;
+                let blocks = codes.chunks_exact_mut(block_bytes).zip(offsets.chunks_exact_mut(block_keys));
+                for (at, (block, offsets)) in blocks.enumerate() {
+                    let first = (part.first + at) * KEY_BLOCK;
                     let valid = KEY_BLOCK.min(keys.rows() - first);
-                    for (head, sides) in block.chunks_exact_mut(2 * side).enumerate() {
+                    let heads = block.chunks_exact_mut(2 * side).zip(offsets.chunks_exact_mut(KEY_BLOCK));
+                    for (head, (sides, offsets)) in heads.enumerate() {
                         let (key_side, value_side) = sides.split_at_mut(side);
                         let column = head * head_dim;
                         pack_keys(self.supported(), keys.part(first, valid), column, head_dim, key_side);
+                        sum_keys(self.supported(), keys.part(first, valid), column, head_dim, offsets);
                         pack_values(self.supported(), values.part(first, valid), column, head_dim, value_side);
                     }
                 }
             },
         );
+        packed.start = line_start(&packed.codes);
         Ok(())
+    }
+}
+
+/// At least `len` elements.
+fn grown(buffer: &mut Vec<i32>, len: usize) -> &mut [i32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
+}
+
+multiversion! {
+    /// `−128·Σ k` of every key, 0 where there is none.
+    fn sum_keys(keys: Rows<'_, i8>, column: usize, head_dim: usize, offsets: &mut [i32]) {
+        for (key, offset) in offsets.iter_mut().enumerate() {
+            *offset = 0;
+            if key < keys.rows() {
+                *offset = -128 * keys.row(key)[column..column + head_dim].iter().map(|&code| i32::from(code)).sum::<i32>();
+            }
+        }
     }
 }
 
@@ -162,13 +198,14 @@ multiversion! {
             for (tile, bytes) in tiles.as_chunks_mut::<TILE_BYTES>().0.iter_mut().enumerate() {
                 for (group, four) in bytes.as_chunks_mut::<GROUP_BYTES>().0.iter_mut().enumerate() {
                     let key = tile * TILE + group * GROUP;
-                    let rows: [&[i8]; GROUP] = std::array::from_fn(|offset| {
-                        if key + offset < values.rows() { &values.row(key + offset)[first..first + TILE] } else { &zeros[..] }
+                    let rows: [&[i8; TILE]; GROUP] = std::array::from_fn(|offset| {
+                        let row = if key + offset < values.rows() { &values.row(key + offset)[first..first + TILE] } else { &[] };
+                        row.first_chunk().unwrap_or(&zeros)
                     });
-                    for lane in 0..TILE {
-                        for (offset, row) in rows.iter().enumerate() {
-                            four[lane * GROUP + offset] = row[lane];
-                        }
+                    // Four bytes as one word: a few vector instructions instead of a store per byte.
+                    for (lane, four) in four.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+                        let word = rows.iter().rev().fold(0u32, |word, row| word << 8 | u32::from(row[lane].cast_unsigned()));
+                        *four = word.to_le_bytes().map(u8::cast_signed);
                     }
                 }
             }
@@ -192,7 +229,11 @@ mod tests {
         let values = Rows::dense("v", &reversed, keys, width).unwrap();
         let kernels = Kernels::new(Isa::best(), Pool::on_caller()).unwrap();
         // Stale bytes must not survive as padding.
-        let mut packed = PackedKeyValue { codes: vec![99; 4 * KEY_BLOCK * width], ..PackedKeyValue::new() };
+        let mut packed = PackedKeyValue {
+            codes: vec![99; 5 * KEY_BLOCK * width],
+            offsets: vec![99; 4 * KEY_BLOCK],
+            ..PackedKeyValue::new()
+        };
         kernels.pack_key_value(view, values, heads, &mut packed, &mut Workspace::new()).unwrap();
         for block in 0..2 {
             let valid = packed.valid(block);
@@ -207,6 +248,8 @@ mod tests {
                         assert_eq!(key_side[off(dim, key, head_dim)], pick(&view));
                         assert_eq!(value_side[off(key, dim, padded)], pick(&values));
                     }
+                    let sum: i32 = (0..head_dim).map(|dim| i32::from(key_side[off(dim, key, head_dim)])).sum();
+                    assert_eq!(packed.offsets(block, head)[key], -128 * sum);
                 }
             }
         }

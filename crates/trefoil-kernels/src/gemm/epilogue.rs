@@ -4,7 +4,7 @@
 
 use super::{Activation, GemmSink};
 use crate::isa::Supported;
-use crate::kernel::TILE_ROWS;
+use crate::kernel::{TILE_ROWS, prefetch};
 use crate::math::{code, gelu_tanh, round_f16, silu};
 use crate::multiversion::multiversion;
 use crate::rows::Operands;
@@ -13,8 +13,10 @@ use trefoil_weights::tile::TILE;
 /// Values of a tile.
 pub(super) const TILE_VALUES: usize = TILE_ROWS * TILE;
 
-/// What a row tile needs besides its destination; one per thread and call, on the stack.
+/// What a row tile needs besides its destination; one per thread and call, on the stack. A register of any instruction set
+/// is then within a cache line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct TileScratch {
     pub(super) acc: [i32; TILE_VALUES],
     pub(super) delta: [i32; TILE_VALUES],
@@ -184,6 +186,18 @@ pub(super) fn store_tile(
                 let state = &mut state.row_mut(row + offset)[first..first + valid];
                 add_to_state(isa, &y[..valid], columns.gate.as_ref(), *precision, state);
             }
+        }
+    }
+}
+
+/// Asks for the cache lines that [`store_tile`] will write, so that they are there when the sums are: most outputs are much larger
+/// than the caches.
+pub(super) fn prefetch_tile((row, count): (usize, usize), (first, valid): (usize, usize), sink: &GemmSink<'_>) {
+    for row in row..row + count {
+        match sink {
+            GemmSink::F32 { out, .. } => prefetch(out.at(row, first), valid),
+            GemmSink::Codes { out, .. } => prefetch(out.at(row, first), valid),
+            GemmSink::Residual { state, .. } => prefetch(state.at(row, first), valid),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! run of bytes, streamed once per block), then row tiles of the block. A tile's whole reduction stays in registers, so
 //! the epilogue sees final sums and writes each output once.
 
-use super::epilogue::{ColumnParameters, TileScratch, finish_int8, gate_of, store_tile};
+use super::epilogue::{ColumnParameters, TileScratch, finish_int8, gate_of, prefetch_tile, store_tile};
 use super::{
     ActivationScale, Adapter, Codes, Epilogue, GemmSink, check_activations, check_inner, check_tiled, row_block,
 };
@@ -139,6 +139,7 @@ impl Gemm<'_> {
         let TileScratch { acc, delta, y } = scratch;
         let row = self.first + at.row;
         let values = at.count * TILE;
+        prefetch_tile((at.row, at.count), (at.column * TILE, at.valid), sink);
         self.dot(&self.input, &self.weights, row, at, input_sums, acc);
         let row_scales = scales_of(&self.input.scale, row, at.count);
         let mut delta_row_scales = [0f32; TILE_ROWS];

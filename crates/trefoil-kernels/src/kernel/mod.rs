@@ -181,6 +181,24 @@ multiversion! {
     }
 }
 
+/// Asks for the cache lines of `count` elements from `at` on. Nothing is read, so any address will do.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "one instruction")]
+pub(crate) fn prefetch<T>(at: *const T, count: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let at = at.cast::<i8>();
+        let bytes = count * size_of::<T>();
+        for offset in (0..bytes).step_by(crate::workspace::LINE).chain(bytes.checked_sub(1)) {
+            // SAFETY: a hint; it neither reads nor faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(offset)) };
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (at, count);
+}
+
 /// Four consecutive codes as one 32-bit operand.
 ///
 /// # Safety
@@ -188,7 +206,7 @@ multiversion! {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "it must be compiled inside each target_feature function")]
-unsafe fn four(at: *const i8) -> i32 {
+pub(crate) unsafe fn four(at: *const i8) -> i32 {
     const { assert!(trefoil_weights::tile::GROUP == 4) };
     // SAFETY: the caller's promise; no alignment is needed.
     unsafe { at.cast::<i32>().read_unaligned() }
