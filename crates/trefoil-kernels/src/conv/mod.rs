@@ -14,6 +14,7 @@ mod few;
 mod frame;
 mod int8;
 pub(crate) mod norm;
+mod stream;
 pub(crate) mod weights;
 pub(crate) mod winograd;
 
