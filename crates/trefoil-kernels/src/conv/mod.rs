@@ -15,6 +15,7 @@ mod frame;
 mod int8;
 pub(crate) mod norm;
 mod stream;
+mod values;
 pub(crate) mod weights;
 pub(crate) mod winograd;
 
