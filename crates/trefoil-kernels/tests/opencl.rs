@@ -311,6 +311,48 @@ proptest! {
     }
 }
 
+/// Attention on the CPU and on `others`: the same arguments, destinations compared as bits.
+fn check_attention(
+    (queries, keys, heads, head_dim): (usize, usize, usize, usize),
+    (cpu, in_codes, seed): (&Kernels, bool, u64),
+    others: &[opencl::Kernels],
+) {
+    let width = heads * head_dim;
+    let random = &mut Random::new(seed);
+    let [query, key, value] = [queries, keys, keys].map(|rows| random.codes(rows * width));
+    let scales: Vec<Vec<f32>> =
+        (0..3).map(|_| random.normals(heads, 0.02).into_iter().map(|s| s.abs() + 0.002).collect()).collect();
+    let scales = AttentionScales { query: &scales[0], key: &scales[1], value: &scales[2] };
+    let (mut floats, mut codes) = (vec![0f32; queries * width], vec![0i8; queries * width]);
+    let (mut packed, mut workspace) = (PackedKeyValue::new(), Workspace::new());
+    let rows = |data, rows| Rows::dense("operand", data, rows, width).unwrap();
+    cpu.pack_key_value(rows(&key, keys), rows(&value, keys), heads, &mut packed, &mut workspace).unwrap();
+    let sink = if in_codes {
+        AttentionSink::Codes { out: RowsMut::dense("out", &mut codes, queries, width).unwrap(), scale: 0.01 }
+    } else {
+        AttentionSink::F32 { out: RowsMut::dense("out", &mut floats, queries, width).unwrap(), operands: Operands::F32 }
+    };
+    cpu.attention_w8a8(rows(&query, queries), &packed, scales, sink, &mut workspace).unwrap();
+    for kernels in others {
+        let [query, key, value] = [&query, &key, &value].map(|data| kernels.copied(data).unwrap());
+        let dense = |rows: usize| (0, rows, width, width);
+        let mut packed = opencl::PackedKeyValue::new();
+        let (key, value) = (key.rows("key", dense(keys)).unwrap(), value.rows("value", dense(keys)).unwrap());
+        kernels.pack_key_value(key, value, heads, &mut packed).unwrap();
+        let mut out = kernels.zeroed::<f32>(queries * width).unwrap();
+        let mut out_codes = kernels.zeroed::<i8>(queries * width).unwrap();
+        let sink = if in_codes {
+            opencl::AttentionSink::Codes { out: out_codes.rows_mut("out", dense(queries)).unwrap(), scale: 0.01 }
+        } else {
+            opencl::AttentionSink::F32 { out: out.rows_mut("out", dense(queries)).unwrap(), operands: Operands::F32 }
+        };
+        kernels.attention_w8a8(query.rows("query", dense(queries)).unwrap(), &packed, scales, sink).unwrap();
+        let at = format!("{} with {queries} queries, {keys} keys, {heads} × {head_dim}", kernels.variant());
+        assert!(bits(&out.read().unwrap()) == bits(&floats), "floats differ: {at}");
+        assert!(out_codes.read().unwrap()[..] == codes[..], "codes differ: {at}");
+    }
+}
+
 proptest! {
     #![proptest_config(cases(8))]
 
@@ -320,40 +362,20 @@ proptest! {
         in_codes in any::<bool>(),
         seed in any::<u64>(),
     ) {
-        let head_dim = tiles * 32;
-        let width = heads * head_dim;
-        let random = &mut Random::new(seed);
-        let [query, key, value] = [queries, keys, keys].map(|rows| random.codes(rows * width));
-        let scales: Vec<Vec<f32>> = (0..3).map(|_| random.normals(heads, 0.02).into_iter().map(|s| s.abs() + 0.002).collect()).collect();
-        let scales = AttentionScales { query: &scales[0], key: &scales[1], value: &scales[2] };
-        let (mut floats, mut codes) = (vec![0f32; queries * width], vec![0i8; queries * width]);
-        let (mut packed, mut workspace) = (PackedKeyValue::new(), Workspace::new());
-        let cpu = scalar();
-        let rows = |data, rows| Rows::dense("operand", data, rows, width).unwrap();
-        cpu.pack_key_value(rows(&key, keys), rows(&value, keys), heads, &mut packed, &mut workspace).unwrap();
-        let sink = if in_codes {
-            AttentionSink::Codes { out: RowsMut::dense("out", &mut codes, queries, width).unwrap(), scale: 0.01 }
-        } else {
-            AttentionSink::F32 { out: RowsMut::dense("out", &mut floats, queries, width).unwrap(), operands: Operands::F32 }
-        };
-        cpu.attention_w8a8(rows(&query, queries), &packed, scales, sink, &mut workspace).unwrap();
-        for kernels in &*ALL {
-            let [query, key, value] = [&query, &key, &value].map(|data| kernels.copied(data).unwrap());
-            let dense = |rows: usize| (0, rows, width, width);
-            let mut packed = opencl::PackedKeyValue::new();
-            let (key, value) = (key.rows("key", dense(keys)).unwrap(), value.rows("value", dense(keys)).unwrap());
-            kernels.pack_key_value(key, value, heads, &mut packed).unwrap();
-            let mut out = kernels.zeroed::<f32>(queries * width).unwrap();
-            let mut out_codes = kernels.zeroed::<i8>(queries * width).unwrap();
-            let sink = if in_codes {
-                opencl::AttentionSink::Codes { out: out_codes.rows_mut("out", dense(queries)).unwrap(), scale: 0.01 }
-            } else {
-                opencl::AttentionSink::F32 { out: out.rows_mut("out", dense(queries)).unwrap(), operands: Operands::F32 }
-            };
-            kernels.attention_w8a8(query.rows("query", dense(queries)).unwrap(), &packed, scales, sink).unwrap();
-            prop_assert!(bits(&out.read().unwrap()) == bits(&floats), "{} differs", kernels.variant());
-            prop_assert!(out_codes.read().unwrap()[..] == codes[..], "{} differs", kernels.variant());
-        }
+        check_attention((queries, keys, heads, tiles * 32), (&scalar(), in_codes, seed), &ALL);
+    }
+}
+
+#[test]
+fn attention_of_many_heads_and_keys_is_cut_into_dispatches_with_the_same_bits() {
+    // More heads than a dispatch takes, fewer rows than a tile.
+    check_attention((5, 40, 35, 32), (&scalar(), true, 1), &ALL);
+    // More products than a dispatch takes: the fast variants, against the fastest instruction set, whose bits are the scalar one's.
+    let (queries, keys, heads, head_dim) = (409, 5003, 3, 128);
+    assert!(2 * queries * keys * heads * head_dim > opencl::DISPATCH_MULTIPLY_ADDS);
+    let cpu = Kernels::new(Isa::best(), Pool::on_caller()).unwrap();
+    if let Some(fast) = ALL.iter().position(|kernels| kernels.variant() == Variant::X86Vnni) {
+        check_attention((queries, keys, heads, head_dim), (&cpu, false, 2), &ALL[fast..=fast]);
     }
 }
 

@@ -79,6 +79,22 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Another handle on the same open files, for somebody who reads tensors later.
+    ///
+    /// # Errors
+    /// A process that may open no more files.
+    pub fn try_clone(&self) -> Result<Checkpoint, WeightsError> {
+        let files = self.files.iter().map(|(path, file)| {
+            let file = file.try_clone().map_err(WeightsError::io("open", path))?;
+            Ok((path.clone(), file))
+        });
+        Ok(Checkpoint {
+            files: files.collect::<Result<_, WeightsError>>()?,
+            tensors: self.tensors.clone(),
+            config: self.config.clone(),
+        })
+    }
+
     /// Tensors by name.
     pub fn tensors(&self) -> impl Iterator<Item = &SourceTensor> {
         self.tensors.values()

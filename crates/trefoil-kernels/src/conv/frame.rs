@@ -1,5 +1,6 @@
 //! Feature maps: one frame, channels last, with a border of zeros.
 
+use super::values::Values;
 use crate::KernelError;
 
 /// One frame of features, channels last (`[height][width][channels]`), inside a border of one zero pixel.
@@ -11,13 +12,13 @@ pub struct Frame {
     height: usize,
     width: usize,
     channels: usize,
-    data: Vec<f32>,
+    data: Values,
 }
 
 impl Frame {
     /// A frame of zeros.
     pub fn new(height: usize, width: usize, channels: usize) -> Frame {
-        Frame { height, width, channels, data: vec![0.0; Frame::elements(height, width, channels)] }
+        Frame { height, width, channels, data: Values::zeroed(Frame::elements(height, width, channels)) }
     }
 
     /// Values that a frame holds, border included.
@@ -69,7 +70,7 @@ impl Frame {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.data.capacity() * size_of::<f32>()
+        self.data.len() * size_of::<f32>()
     }
 
     /// Values from one row of pixels to the next.

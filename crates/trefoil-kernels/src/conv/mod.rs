@@ -14,6 +14,8 @@ mod few;
 mod frame;
 mod int8;
 pub(crate) mod norm;
+mod stream;
+mod values;
 pub(crate) mod weights;
 pub(crate) mod winograd;
 

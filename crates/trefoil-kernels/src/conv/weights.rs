@@ -87,6 +87,9 @@ pub struct ConvWeights {
     pub(crate) scale: usize,
 }
 
+/// Taps of the largest filter.
+const MOST_TAPS: usize = 27;
+
 /// Filter rows (or columns) that meet the first and the second input row under the filter, by parity of the output.
 const MEET: [[&[usize]; 2]; 2] = [[&[0], &[1, 2]], [&[0, 1], &[2]]];
 
@@ -110,6 +113,29 @@ fn pack(
         }
     }
     Phase { runs, placement, panels, products }
+}
+
+/// Products of one output of a filter that is packed as it is defined.
+pub(super) fn direct_products(shape: FilterShape) -> usize {
+    shape.elements() / shape.outputs
+}
+
+/// The panel of up to 32 outputs, `[frame, row, column][input][32]`, from their weights, `[outputs][input][frame, row, column]`. Lanes
+/// past the last output are zero.
+pub(super) fn pack_column(shape: FilterShape, weight: &[f32], panel: &mut [f32]) {
+    let (inputs, taps) = (shape.inputs, direct_products(shape) / shape.inputs);
+    // One input's weights, gathered where writing in steps of a line costs nothing.
+    let mut tile = [[0f32; TILE]; MOST_TAPS];
+    for input in 0..inputs {
+        for (lane, weight) in weight.chunks_exact(inputs * taps).enumerate() {
+            for (values, &weight) in tile.iter_mut().zip(&weight[input * taps..][..taps]) {
+                values[lane] = weight;
+            }
+        }
+        for (tap, values) in tile.iter().take(taps).enumerate() {
+            panel[(tap * inputs + input) * TILE..][..TILE].copy_from_slice(values);
+        }
+    }
 }
 
 impl ConvWeights {
@@ -136,7 +162,17 @@ impl ConvWeights {
     /// As [`ConvWeights::new`].
     pub fn direct(shape: FilterShape, weight: &[f32], bias: &[f32]) -> Result<ConvWeights, KernelError> {
         check(shape, weight, bias)?;
-        let FilterShape { inputs, frames, height, width, .. } = shape;
+        let mut panels = vec![0f32; direct_products(shape) * shape.outputs.next_multiple_of(TILE)];
+        let columns = panels.chunks_exact_mut(direct_products(shape) * TILE);
+        for (panel, weight) in columns.zip(weight.chunks(TILE * direct_products(shape))) {
+            pack_column(shape, weight, panel);
+        }
+        Ok(ConvWeights::from_direct(shape, panels, bias))
+    }
+
+    /// A filter of [`ConvWeights::direct`] from its panels.
+    pub(super) fn from_direct(shape: FilterShape, panels: Vec<f32>, bias: &[f32]) -> ConvWeights {
+        let FilterShape { frames, height, width, .. } = shape;
         let runs = (0..frames)
             .flat_map(|frame| (0..height).map(move |row| (frame, row)))
             .map(|(frame, row)| Run {
@@ -146,11 +182,22 @@ impl ConvWeights {
                 pixels: width,
             })
             .collect();
-        let phase = pack(shape, runs, Placement { step: 1, row: 0, column: 0 }, |output, input, run, pixel| {
-            let row = if height == 1 { 0 } else { run.row };
-            weight[(((output * inputs + input) * frames + run.frame) * height + row) * width + pixel]
-        });
-        Ok(ConvWeights { shape, form: Form::Direct(vec![phase]), bias: padded(bias, shape.outputs), scale: 1 })
+        let placement = Placement { step: 1, row: 0, column: 0 };
+        let phase = Phase { runs, placement, panels, products: direct_products(shape) };
+        ConvWeights { shape, form: Form::Direct(vec![phase]), bias: padded(bias, shape.outputs), scale: 1 }
+    }
+
+    /// The memory of the panels, for another filter.
+    pub(super) fn into_panels(self) -> Vec<f32> {
+        match self.form {
+            Form::Direct(phases) => phases.into_iter().next().map_or_else(Vec::new, |phase| phase.panels),
+            Form::Winograd(panels) | Form::Few(panels) => panels,
+        }
+    }
+
+    /// Whether [`ConvWeights::new`] packs filters of this shape as [`ConvWeights::direct`] does.
+    pub fn is_direct(shape: FilterShape) -> bool {
+        !winograd::suits(shape) && !few::suits(shape)
     }
 
     /// Packs a 3 × 3 convolution that follows a doubling of rows and columns by repetition (nearest neighbour).
@@ -218,6 +265,20 @@ fn padded(bias: &[f32], outputs: usize) -> Vec<f32> {
 }
 
 fn check(shape: FilterShape, weight: &[f32], bias: &[f32]) -> Result<(), KernelError> {
+    check_shape(shape, bias)?;
+    if weight.len() != shape.elements() {
+        return Err(KernelError::shapes(
+            "conv",
+            ("the filter", shape),
+            ("its weights", format!("{} values", weight.len())),
+            "there must be one value per element",
+        ));
+    }
+    Ok(())
+}
+
+/// Extents of a filter, and one bias per output.
+pub(super) fn check_shape(shape: FilterShape, bias: &[f32]) -> Result<(), KernelError> {
     let odd = |extent: usize| extent == 1 || extent == 3;
     if !(odd(shape.frames) && odd(shape.height) && odd(shape.width)) || shape.outputs == 0 || shape.inputs == 0 {
         return Err(KernelError::value(
@@ -230,14 +291,6 @@ fn check(shape: FilterShape, weight: &[f32], bias: &[f32]) -> Result<(), KernelE
     // The longest reduction of the micro-kernel, and offsets of a row tile far from overflow.
     if shape.inputs > MAX_INPUTS / (9 * TILE_ROWS) || shape.outputs > MAX_INPUTS {
         return Err(KernelError::value("conv", "the filter", shape, "at most 1213 input and 131072 output channels"));
-    }
-    if weight.len() != shape.elements() {
-        return Err(KernelError::shapes(
-            "conv",
-            ("the filter", shape),
-            ("its weights", format!("{} values", weight.len())),
-            "there must be one value per element",
-        ));
     }
     if bias.len() != shape.outputs {
         return Err(KernelError::shapes(

@@ -240,6 +240,35 @@ mod tests {
         }
     }
 
+    /// Buffers of exactly the promised size, so that an interpreter or a sanitizer sees every byte beyond it: the test for
+    /// `tools/sanitize`, few products and nothing random.
+    #[test]
+    fn tiles_touch_their_own_bytes_only() {
+        let k = TILE;
+        for isa in Isa::available() {
+            let isa = Supported::check(isa).unwrap();
+            for rows in (1..=TILE_ROWS).filter(|rows| !cfg!(miri) || [1, 7, TILE_ROWS].contains(rows)) {
+                let (lda, ldc) = (k + rows % 3, TILE + rows % 2);
+                let (a, weights) = (codes((rows - 1) * lda + k, 1), codes(k * TILE, 2));
+                let mut sums = vec![0; rows];
+                row_sums(isa, &a, lda, k, &mut sums);
+                let mut out = vec![7i32; (rows - 1) * ldc + TILE];
+                isa.dot_tile(DotTile { a: &a, lda, rows, weights: &weights, k, row_sums: &sums }, &mut out, ldc);
+                let (b, values) = (vec![0.5f32; (k - 1) * ldc + TILE], vec![2f32; (rows - 1) * lda + k]);
+                let mut products = vec![1f32; (rows - 1) * ldc + TILE];
+                let tile = FmaTile { a: &values, lda, rows, b: &b, ldb: ldc, k, accumulate: true };
+                isa.fma_tile(tile, &mut products, ldc);
+                for (row, column) in [(0, 0), (0, TILE - 1), (rows - 1, 0), (rows - 1, TILE - 1)] {
+                    let factor = |i: usize| i32::from(weights[trefoil_weights::tile::off(i, column, k)]);
+                    let want: i32 = (0..k).map(|i| i32::from(a[row * lda + i]) * factor(i)).sum();
+                    let at = row * ldc + column;
+                    assert_eq!(out[at], want, "{} row {row} of {rows}, column {column}", isa.isa());
+                    assert_eq!(products[at].to_bits(), (1.0 + k as f32).to_bits(), "{}", isa.isa());
+                }
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 48 }))]
         #[test]

@@ -1,6 +1,7 @@
-//! INT8 attention, de-fused: scores of a block of queries, codes of their probabilities, product with the values.
+//! INT8 attention. Fused where a work-item is a thread of a CPU (fused.rs); where it is a lane of a GPU, de-fused here: scores of a
+//! block of queries, codes of their probabilities, product with the values.
 
-use super::call::{DISPATCH_ELEMENTS, DISPATCH_MULTIPLY_ADDS, SINK_CODES, SINK_F32};
+use super::call::{Call, DISPATCH_ELEMENTS, DISPATCH_MULTIPLY_ADDS, SINK_CODES, SINK_F32};
 use super::gemm::{FLAG_ROUND_F16, check_codes, check_words};
 use super::kernels::State;
 use super::{Buffer, Kernels, OpenClError, Rows, RowsMut};
@@ -8,20 +9,20 @@ use crate::attention::{MAX_HEAD_DIM, check_heads, check_keys, check_scales};
 use crate::{AttentionScales, KEY_BLOCK, KernelError, Operands};
 use trefoil_weights::tile::TILE;
 
-/// Queries whose scores exist at a time, rounded down to whole row tiles of the variant.
+/// Queries whose scores exist at a time where attention is de-fused, rounded down to whole row tiles of the variant.
 pub const QUERY_BLOCK: usize = 256;
-/// Most bytes of scores: several heads share a dispatch where keys are few.
-const SCORE_BYTES: usize = 8 << 20;
+/// Most bytes of scores, or of the items of a fused dispatch: several heads share a dispatch where keys are few.
+pub(super) const SCORE_BYTES: usize = 8 << 20;
 /// Heads of a dispatch: their scales are the lanes of one argument.
-const MOST_HEADS: usize = 16;
+pub(super) const MOST_HEADS: usize = 16;
 
 /// INT8 keys and values of all heads in tile order, as [`crate::PackedKeyValue`] holds them. The buffer is reused.
 #[derive(Debug, Default)]
 pub struct PackedKeyValue {
-    codes: Option<Buffer<i8>>,
-    keys: usize,
-    heads: usize,
-    head_dim: usize,
+    pub(super) codes: Option<Buffer<i8>>,
+    pub(super) keys: usize,
+    pub(super) heads: usize,
+    pub(super) head_dim: usize,
 }
 
 impl PackedKeyValue {
@@ -35,7 +36,7 @@ impl PackedKeyValue {
         self.codes.as_ref().map_or(0, Buffer::len)
     }
 
-    fn blocks(&self) -> usize {
+    pub(super) fn blocks(&self) -> usize {
         self.keys.div_ceil(KEY_BLOCK)
     }
 }
@@ -78,6 +79,34 @@ impl AttentionSink<'_> {
             AttentionSink::Codes { out, scale } => check_codes(operator, &out.view, Some(*scale)),
         }
     }
+
+    /// Sets the destination as the next argument; 1/scale, flags and kind of sink are to follow.
+    pub(super) fn destination<'k>(&self, call: Call<'k>) -> (Call<'k>, f32, u32, u32) {
+        match self {
+            AttentionSink::F32 { out, operands } => {
+                let flags = if *operands == Operands::F16 { FLAG_ROUND_F16 } else { 0 };
+                (call.rows(&out.view), 0.0, flags, SINK_F32)
+            }
+            AttentionSink::Codes { out, scale } => (call.rows(&out.view), 1.0 / scale, 0, SINK_CODES),
+        }
+    }
+}
+
+/// σ and the scale of the values of `count` heads: the same operations as on the CPU, on the host for both.
+pub(super) fn scales_of_heads(
+    scales: AttentionScales<'_>,
+    head_dim: usize,
+    first: usize,
+    count: usize,
+) -> ([f32; MOST_HEADS], [f32; MOST_HEADS]) {
+    let per_root = (f64::from(crate::math::LOG2_E) / (head_dim as f64).sqrt()) as f32;
+    let (mut sigmas, mut value_scales) = ([0f32; MOST_HEADS], [0f32; MOST_HEADS]);
+    for offset in 0..count {
+        let head = first + offset;
+        sigmas[offset] = (scales.query[head] * scales.key[head]) * per_root;
+        value_scales[offset] = scales.value[head];
+    }
+    (sigmas, value_scales)
 }
 
 /// A block of queries of some heads.
@@ -151,7 +180,7 @@ impl Kernels {
     }
 
     /// Softmax attention of INT8 queries over packed keys and values, see [`crate::Kernels::attention_w8a8`]. The scores of at
-    /// most [`QUERY_BLOCK`] queries exist at a time.
+    /// most [`QUERY_BLOCK`] queries exist at a time, where it is fused those of a tile of rows and 256 keys.
     ///
     /// # Errors
     /// Shapes that do not fit each other, scales that are not positive numbers, codes that do not start at multiples of 4;
@@ -181,6 +210,9 @@ impl Kernels {
         sink.check(operator, query.rows, query.columns)?;
         let mut state = self.state();
         self.sum_rows(&mut state, 0, &query, heads)?;
+        if self.variant().fuses_attention() {
+            return self.attend_fused(&mut state, query, key_value, scales, &sink);
+        }
         let padded = keys.next_multiple_of(TILE);
         let tile_rows = self.variant().tile_rows();
         // One head's rows stay within the budget of a dispatch, and as many heads as fit go together.
@@ -225,17 +257,9 @@ impl Kernels {
         let codes = state.codes.get(&self.no_codes);
         let block_sums = state.block_sums.get(&self.no_integers);
         let weights = state.weights.get(&self.no_floats);
-        // The same operations as on the CPU, on the host for both.
-        let per_root = (f64::from(crate::math::LOG2_E) / (head_dim as f64).sqrt()) as f32;
-        let (mut sigmas, mut value_scales) = ([0f32; MOST_HEADS], [0f32; MOST_HEADS]);
-        for offset in 0..some {
-            let head = first_head + offset;
-            sigmas[offset] = (scales.query[head] * scales.key[head]) * per_root;
-            value_scales[offset] = scales.value[head];
-        }
+        let (sigmas, value_scales) = scales_of_heads(scales, head_dim, first_head, some);
         let (columns, group) = (variant.tile_columns(), variant.group_items());
-        // A work-item of a CPU takes all rows of the block, so that its keys stay in the first-level cache.
-        let item_rows = if variant.width() == 1 { variant.tile_rows() } else { rows };
+        let tiles = rows.div_ceil(variant.tile_rows());
         let call = state
             .call("attention_scores")?
             .rows(&query)
@@ -247,10 +271,9 @@ impl Kernels {
             .size(first_head)
             .size(first_row)
             .size(rows)
-            .size(item_rows)
             .buffer(scores)
             .size(score_stride);
-        let ranges = [(0, score_stride / columns), (0, rows.div_ceil(item_rows)), (0, some)];
+        let ranges = [(0, score_stride / columns), (0, tiles), (0, some)];
         call.run(&self.session, ranges, [group, 1, 1])?;
 
         let items = variant.row_items();
@@ -281,15 +304,9 @@ impl Kernels {
             .size(head_dim)
             .size(first_head)
             .value(value_scales);
-        let (call, inverse, flags, kind) = match sink {
-            AttentionSink::F32 { out, operands } => {
-                let flags = if *operands == Operands::F16 { FLAG_ROUND_F16 } else { 0 };
-                (call.rows(&out.view), 0.0, flags, SINK_F32)
-            }
-            AttentionSink::Codes { out, scale } => (call.rows(&out.view), 1.0 / scale, 0, SINK_CODES),
-        };
+        let (call, inverse, flags, kind) = sink.destination(call);
         let call = call.size(first_row).value(inverse).value(flags).value(kind);
-        let ranges = [(0, head_dim / columns), (0, rows.div_ceil(variant.tile_rows())), (0, some)];
+        let ranges = [(0, head_dim / columns), (0, tiles), (0, some)];
         call.run(&self.session, ranges, [group, 1, 1])
     }
 }

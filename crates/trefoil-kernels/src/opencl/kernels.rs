@@ -17,13 +17,13 @@ pub(super) struct State {
     kernels: BTreeMap<&'static str, Kernel>,
     /// Row sums of codes, where the variant needs them: of the input, and of the adapter's hidden rows.
     pub(super) sums: [Scratch<i32>; 2],
-    /// Scores of a block of queries.
+    /// Scores of a block of queries, where attention is de-fused.
     pub(super) scores: Scratch<i32>,
-    /// Their codes.
+    /// Their codes, of a tile of rows where attention is fused.
     pub(super) codes: Scratch<i8>,
-    /// Sums of the codes per row and block of keys.
+    /// Sums of the codes.
     pub(super) block_sums: Scratch<i32>,
-    /// What a block of keys contributes to each row, and the totals.
+    /// What a block of keys contributes to each row, and the totals; the state of every item where attention is fused.
     pub(super) weights: Scratch<f32>,
     /// Of the f32 operators on frames.
     pub(super) frames: FrameScratch,
@@ -129,10 +129,7 @@ impl Kernels {
         let session = Arc::new(Session::new(device)?);
         let Built { program, origin, note } = build(&session.context, device, variant, cache)?;
         let mut kernels = BTreeMap::new();
-        for name in NAMES {
-            if name == "row_sums" && !variant.needs_row_sums() {
-                continue;
-            }
+        for name in NAMES.into_iter().filter(|name| variant.has(name)) {
             kernels.insert(name, Kernel::create(&program, name).during("find a kernel in the program")?);
         }
         let state = State {
@@ -300,13 +297,14 @@ impl Kernels {
 }
 
 /// Every kernel of the source.
-const NAMES: [&str; 19] = [
+const NAMES: [&str; 20] = [
     "gemm_w8a8",
     "row_sums",
     "row_operator",
     "add",
     "pack_keys",
     "pack_values",
+    "attention_fused",
     "attention_scores",
     "attention_codes",
     "attention_values",

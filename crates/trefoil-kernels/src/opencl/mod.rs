@@ -12,8 +12,8 @@
 //!
 //! # Time of a dispatch
 //! Mobile drivers kill work that takes too long. No dispatch has more than [`DISPATCH_MULTIPLY_ADDS`] multiply-adds (but for a
-//! single item of the grid) or [`DISPATCH_ELEMENTS`] elements, and each is sent on its own. Attention is de-fused: scores,
-//! softmax and values of [`QUERY_BLOCK`] queries at a time.
+//! single item of the grid) or [`DISPATCH_ELEMENTS`] elements, and each is sent on its own. Attention is fused where a
+//! work-item is a thread of a CPU, and de-fused where it is a lane of a GPU: scores, softmax and values of [`QUERY_BLOCK`] queries at a time.
 
 mod attention;
 pub mod bench;
@@ -23,6 +23,7 @@ mod conv;
 mod cores;
 mod device;
 mod error;
+mod fused;
 mod gemm;
 mod kernels;
 mod probe;

@@ -41,6 +41,11 @@ pub(super) struct Built {
 pub(super) fn source(variant: Variant) -> String {
     let dot = if variant == Variant::Dot4x8Packed { "#define INTEGER_DOT 1\n" } else { "" };
     let width = variant.width();
+    let attention = if variant.fuses_attention() {
+        include_str!("cl/attention_fused.cl")
+    } else {
+        include_str!("cl/attention_steps.cl")
+    };
     [
         &format!("#define WIDTH {width}\n{dot}"),
         include_str!("cl/types.cl"),
@@ -49,6 +54,7 @@ pub(super) fn source(variant: Variant) -> String {
         include_str!("cl/gemm.cl"),
         include_str!("cl/rows.cl"),
         include_str!("cl/attention.cl"),
+        attention,
         include_str!("cl/conv.cl"),
         include_str!("cl/conv_codes.cl"),
     ]

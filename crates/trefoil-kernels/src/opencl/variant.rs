@@ -92,6 +92,21 @@ impl Variant {
         if self.width() == 1 { 1 } else { 16 }
     }
 
+    /// Whether a work-item does all steps of attention for its rows, or one of three as a lane.
+    pub(super) fn fuses_attention(self) -> bool {
+        self.width() == 16
+    }
+
+    /// Whether its program has a kernel of this name.
+    pub(super) fn has(self, kernel: &str) -> bool {
+        match kernel {
+            "row_sums" => self.needs_row_sums(),
+            "attention_fused" => self.fuses_attention(),
+            "attention_scores" | "attention_codes" | "attention_values" => !self.fuses_attention(),
+            _ => true,
+        }
+    }
+
     /// Whether the product needs the row sums of its activations.
     pub(super) fn needs_row_sums(self) -> bool {
         self == Variant::X86Vnni

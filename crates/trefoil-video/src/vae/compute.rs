@@ -3,6 +3,7 @@
 
 use super::VaeError;
 use super::map::{Map, Pixels};
+use super::streamed::Streamed;
 use std::sync::Arc;
 use trefoil_kernels::{
     Activation, ConvSink, ConvWeights, FilterShape, Int8ConvWeights, KernelError, Kernels, Workspace, opencl,
@@ -60,6 +61,8 @@ impl DecoderKernels<'_> {
 #[derive(Debug)]
 pub(super) enum Filter {
     Float(ConvWeights),
+    /// Of the CPU's, read and packed whenever it is used.
+    Streamed(Streamed),
     Int8(Int8ConvWeights),
     OpenCl(opencl::ConvWeights),
     OpenClInt8(opencl::Int8ConvWeights),
@@ -73,15 +76,18 @@ impl Filter {
     pub(super) fn shape(&self) -> FilterShape {
         match self {
             Filter::Float(weights) => weights.shape(),
+            Filter::Streamed(source) => source.shape(),
             Filter::Int8(weights) => weights.shape(),
             Filter::OpenCl(weights) => weights.shape(),
             Filter::OpenClInt8(weights) => weights.shape(),
         }
     }
 
+    /// Bytes held.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Filter::Float(weights) => weights.bytes(),
+            Filter::Streamed(source) => source.bytes(),
             Filter::Int8(weights) => weights.bytes(),
             Filter::OpenCl(weights) => weights.bytes(),
             Filter::OpenClInt8(weights) => weights.bytes(),
@@ -92,9 +98,33 @@ impl Filter {
     pub(super) fn scratch_bytes(&self, height: usize, width: usize) -> usize {
         match self {
             Filter::Float(weights) => weights.scratch_bytes(height, width),
+            Filter::Streamed(source) => source.scratch_bytes(),
             Filter::Int8(_) | Filter::OpenClInt8(_) => 0,
             Filter::OpenCl(weights) => weights.scratch_bytes(height, width),
         }
+    }
+
+    /// Bytes of the packed filter in a [`Scratch`], while it is used.
+    pub(super) fn packed_bytes(&self) -> usize {
+        match self {
+            Filter::Streamed(source) => source.packed_bytes(),
+            _ => 0,
+        }
+    }
+}
+
+/// What calls of the CPU's kernels work with.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    pub(super) workspace: Workspace,
+    /// The last filter that was packed for its use.
+    pub(super) packed: Option<ConvWeights>,
+}
+
+impl Scratch {
+    /// Bytes held.
+    pub(super) fn bytes(&self) -> usize {
+        self.workspace.bytes() + self.packed.as_ref().map_or(0, ConvWeights::bytes)
     }
 }
 
@@ -162,21 +192,30 @@ impl DecoderKernels<'_> {
         frames: &[Option<&Map>],
         filter: &Filter,
         (out, is_added): (&mut Map, bool),
-        workspace: &mut Workspace,
+        scratch: &mut Scratch,
     ) -> Result<(), VaeError> {
         let frames = frames.iter().copied();
         match (self, filter) {
-            (DecoderKernels::Cpu(kernels), Filter::Float(weights)) => {
+            (DecoderKernels::Cpu(kernels), Filter::Float(_) | Filter::Streamed(_)) => {
                 let frames: Vec<_> = frames.map(|map| map.and_then(Map::values)).collect();
                 let Some(out) = out.values_mut() else { return Err(self.mismatch()) };
                 let sink = if is_added { ConvSink::Add(out) } else { ConvSink::Store(out) };
+                let Scratch { workspace, packed } = scratch;
+                let weights = match filter {
+                    Filter::Float(weights) => weights,
+                    Filter::Streamed(source) => {
+                        let old = packed.take();
+                        &*packed.insert(source.pack(kernels, old, workspace)?)
+                    }
+                    _ => return Err(self.mismatch()),
+                };
                 kernels.conv(&frames, weights, sink, workspace)?;
             }
             (DecoderKernels::Cpu(kernels), Filter::Int8(weights)) => {
                 let frames: Vec<_> = frames.map(|map| map.and_then(Map::codes)).collect();
                 let Some(out) = out.values_mut() else { return Err(self.mismatch()) };
                 let sink = if is_added { ConvSink::Add(out) } else { ConvSink::Store(out) };
-                kernels.conv_int8(&frames, weights, sink, workspace)?;
+                kernels.conv_int8(&frames, weights, sink, &mut scratch.workspace)?;
             }
             (DecoderKernels::OpenCl(kernels), Filter::OpenCl(weights)) => {
                 let frames: Vec<_> = frames.map(|map| map.and_then(Map::device)).collect();

@@ -4,6 +4,7 @@ use super::compute::{DecoderKernels, Filter, Gain, Target};
 use super::config::VaeConfig;
 use super::load::{Layout, Loader};
 use super::map::MapKind;
+use super::streamed::STREAMED_WEIGHTS;
 use super::{DecoderMemory, DecoderSession, VaeError};
 use serde::Serialize;
 use std::fmt;
@@ -57,6 +58,13 @@ impl FromStr for DecoderPath {
 pub(super) struct CausalConv {
     pub(super) weights: Filter,
     pub(super) slot: usize,
+}
+
+/// The last convolution: few outputs of many channels, so sums are remembered and not what they are of. Its filters meet the frame before
+/// the last, the last, and the current one.
+#[derive(Debug)]
+pub(super) struct LastConv {
+    pub(super) taps: [Filter; 3],
 }
 
 /// `shortcut(x) + conv2(SiLU(norm2(conv1(SiLU(norm1(x))))))`.
@@ -130,7 +138,7 @@ pub struct VaeDecoder {
     pub(super) middle: (Residual, Attention, Residual),
     pub(super) levels: Vec<Level>,
     pub(super) norm_out: Gain,
-    pub(super) conv_out: CausalConv,
+    pub(super) conv_out: LastConv,
     pub(super) slots: usize,
 }
 
@@ -161,6 +169,18 @@ fn causal(
         }
     };
     Ok(CausalConv { weights, slot: slots.next() })
+}
+
+fn last(loader: &Loader<'_>, stem: &str, inputs: usize) -> Result<LastConv, VaeError> {
+    let shape = FilterShape { outputs: 3, inputs, frames: 3, height: 3, width: 3 };
+    let (weight, bias) = loader.filter(stem, shape)?;
+    let tap = |frame: usize| {
+        let of_frame: Vec<f32> = weight.chunks_exact(3 * 9).flat_map(|taps| &taps[frame * 9..][..9]).copied().collect();
+        // Every output has its bias once.
+        let bias = if frame == 2 { bias.clone() } else { vec![0.0; bias.len()] };
+        loader.target().filter(FilterShape { frames: 1, ..shape }, &of_frame, &bias)
+    };
+    Ok(LastConv { taps: [tap(0)?, tap(1)?, tap(2)?] })
 }
 
 fn pointwise(loader: &Loader<'_>, stem: &str, inputs: usize, outputs: usize) -> Result<Filter, VaeError> {
@@ -321,6 +341,16 @@ impl VaeDecoder {
         (path, on): (&Path, DecoderPath),
         target: Target<'_>,
     ) -> Result<VaeDecoder, VaeError> {
+        VaeDecoder::load_streaming(checkpoint, config, (path, on), (target, STREAMED_WEIGHTS))
+    }
+
+    /// Wide filters of at least so many weights stay in the checkpoint's file, where they are the CPU's.
+    pub(super) fn load_streaming(
+        checkpoint: &Checkpoint,
+        config: VaeConfig,
+        (path, on): (&Path, DecoderPath),
+        target: (Target<'_>, usize),
+    ) -> Result<VaeDecoder, VaeError> {
         let loader = Loader::new(checkpoint, path, config.num_res_blocks, target)?;
         let mut slots = Slots::default();
         let middle = config.middle();
@@ -365,7 +395,7 @@ impl VaeDecoder {
             return Err(VaeError::config(path, reason));
         }
         let norm_out = loader.gain("decoder.norm_out.gamma", config.base_dim * config.dim_mult[0])?;
-        let conv_out = causal(&loader, &mut slots, DecoderPath::F32, "decoder.conv_out", (norm_out.len(), 3))?;
+        let conv_out = last(&loader, "decoder.conv_out", norm_out.len())?;
         Ok(VaeDecoder {
             layout: loader.layout(),
             path: on,
@@ -410,12 +440,13 @@ impl VaeDecoder {
         if self.is_on_device() { MapKind::DeviceCodes } else { MapKind::Codes }
     }
 
-    /// Histories that a clip keeps (two frames each).
+    /// Histories that a clip keeps: two frames each, two sums of the last convolution.
     pub fn histories(&self) -> usize {
-        self.slots
+        self.slots + 1
     }
 
-    /// Bytes of the packed weights.
+    /// Bytes of the packed weights, but for wide f32 filters: they stay in the checkpoint's file and are packed when they are used, one
+    /// at a time, which counts as working memory.
     pub fn weight_bytes(&self) -> usize {
         let residual = |block: &Residual| {
             block.norm1.bytes()
@@ -447,7 +478,7 @@ impl VaeDecoder {
             + residual(&self.middle.2)
             + self.post_quant.bytes()
             + self.conv_in.weights.bytes()
-            + self.conv_out.weights.bytes()
+            + self.conv_out.taps.iter().map(Filter::bytes).sum::<usize>()
     }
 
     /// A clip of latents of `height` × `width`: empty histories.

@@ -2,9 +2,12 @@
 
 use super::VaeError;
 use super::compute::{Filter, Gain, Target};
+use super::streamed::Streamed;
 use std::path::Path;
-use trefoil_kernels::FilterShape;
-use trefoil_weights::checkpoint::{Checkpoint, SourceType};
+use std::sync::Arc;
+use trefoil_kernels::{ConvWeights, FilterShape};
+use trefoil_weights::FloatType;
+use trefoil_weights::checkpoint::{Checkpoint, SourceTensor, SourceType};
 
 /// Names of the tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,15 +26,18 @@ pub(super) struct Loader<'c> {
     /// Residual blocks of a decoder level, which number the original names.
     blocks: usize,
     target: Target<'c>,
+    /// Weights from which on a filter stays in the file, and the files for it.
+    stream_from: usize,
+    files: Arc<Checkpoint>,
 }
 
 impl<'c> Loader<'c> {
-    /// Finds the layout; weights are packed for `target`.
+    /// Finds the layout; weights are packed for `target`, on the CPU when they are used from `stream_from` values on.
     pub(super) fn new(
         checkpoint: &'c Checkpoint,
         path: &Path,
         num_res_blocks: usize,
-        target: Target<'c>,
+        (target, stream_from): (Target<'c>, usize),
     ) -> Result<Loader<'c>, VaeError> {
         let layout = if checkpoint.tensor("decoder.conv_in.weight").is_some() {
             Layout::Diffusers
@@ -44,7 +50,8 @@ impl<'c> Loader<'c> {
                     .into(),
             });
         };
-        Ok(Loader { checkpoint, layout, blocks: num_res_blocks + 1, target })
+        let files = Arc::new(checkpoint.try_clone()?);
+        Ok(Loader { checkpoint, layout, blocks: num_res_blocks + 1, target, stream_from, files })
     }
 
     /// Where weights are packed for.
@@ -68,8 +75,8 @@ impl<'c> Loader<'c> {
         self.checkpoint.tensor(&self.name(diffusers)).is_some()
     }
 
-    /// All values of a tensor. Trailing extents of 1 may be there or not; everything else must be as expected.
-    pub(super) fn values(&self, diffusers: &str, expected: &[usize]) -> Result<Vec<f32>, VaeError> {
+    /// A tensor by its diffusers name. Trailing extents of 1 may be there or not; everything else must be as expected.
+    fn tensor(&self, diffusers: &str, expected: &[usize]) -> Result<(&'c SourceTensor, FloatType), VaeError> {
         let name = self.name(diffusers);
         let fail = |reason: String| VaeError::Tensor { name: name.clone(), reason, expected: expected.to_vec() };
         let tensor = self.checkpoint.tensor(&name).ok_or_else(|| fail("is missing".to_string()))?;
@@ -84,10 +91,17 @@ impl<'c> Loader<'c> {
         if tensor.bytes != (elements * dtype.bytes()) as u64 {
             return Err(fail(format!("has {} bytes", tensor.bytes)));
         }
-        let mut values = vec![0f32; elements];
+        Ok((tensor, *dtype))
+    }
+
+    /// All values of a tensor, all of them finite.
+    pub(super) fn values(&self, diffusers: &str, expected: &[usize]) -> Result<Vec<f32>, VaeError> {
+        let (tensor, dtype) = self.tensor(diffusers, expected)?;
+        let mut values = vec![0f32; expected.iter().product()];
         dtype.decode(self.checkpoint.window(tensor, 0, tensor.bytes)?.bytes(), &mut values);
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Err(fail(format!("holds {} at element {at}", values[at])));
+            let reason = format!("holds {} at element {at}", values[at]);
+            return Err(VaeError::Tensor { name: tensor.name.clone(), reason, expected: expected.to_vec() });
         }
         Ok(values)
     }
@@ -95,6 +109,10 @@ impl<'c> Loader<'c> {
     /// A convolution `[outputs, inputs, frames, height, width]` with its bias.
     pub(super) fn conv(&self, stem: &str, shape: FilterShape) -> Result<Filter, VaeError> {
         let (weight, bias) = self.filter(stem, shape)?;
+        if matches!(self.target, Target::Cpu) && weight.len() >= self.stream_from && ConvWeights::is_direct(shape) {
+            let (tensor, dtype) = self.tensor(&format!("{stem}.weight"), &extents(shape))?;
+            return Ok(Filter::Streamed(Streamed::new(self.files.clone(), (tensor.clone(), dtype), shape, bias)));
+        }
         self.target.filter(shape, &weight, &bias)
     }
 
@@ -105,12 +123,8 @@ impl<'c> Loader<'c> {
 
     /// Weight and bias of a convolution.
     pub(super) fn filter(&self, stem: &str, shape: FilterShape) -> Result<(Vec<f32>, Vec<f32>), VaeError> {
-        let FilterShape { outputs, inputs, frames, height, width } = shape;
-        let is_flat = frames == 1 && (height, width) == (3, 3);
-        let extents =
-            if is_flat { vec![outputs, inputs, height, width] } else { vec![outputs, inputs, frames, height, width] };
-        let weight = self.values(&format!("{stem}.weight"), &extents)?;
-        Ok((weight, self.values(&format!("{stem}.bias"), &[outputs])?))
+        let weight = self.values(&format!("{stem}.weight"), &extents(shape))?;
+        Ok((weight, self.values(&format!("{stem}.bias"), &[shape.outputs])?))
     }
 }
 
@@ -168,6 +182,16 @@ fn original_name(diffusers: &str, blocks: usize) -> String {
         }
     }
     diffusers.to_string()
+}
+
+/// Extents of a filter's tensor: a flat one has no frames.
+fn extents(shape: FilterShape) -> Vec<usize> {
+    let FilterShape { outputs, inputs, frames, height, width } = shape;
+    if frames == 1 && (height, width) == (3, 3) {
+        vec![outputs, inputs, height, width]
+    } else {
+        vec![outputs, inputs, frames, height, width]
+    }
 }
 
 #[cfg(test)]

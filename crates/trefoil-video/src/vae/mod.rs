@@ -12,6 +12,7 @@ mod latent;
 mod load;
 mod map;
 mod session;
+mod streamed;
 mod tiles;
 
 pub use compute::DecoderKernels;

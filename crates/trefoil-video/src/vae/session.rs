@@ -7,10 +7,10 @@
 //! The time convolutions differ (Wan2.1's "Rep" marker): the first frame of a clip skips them **and** does not enter their
 //! history, so the second frame sees zeros, not the first frame.
 
-use super::compute::{Filter, Gain};
+use super::compute::{Filter, Gain, Scratch};
 use super::decoder::{Attention, CausalConv, Projections, Residual, Upsampler, VaeDecoder};
 use super::map::{History, Map, MapKind};
-use super::{DecoderKernels, Latent, VaeError};
+use super::{DecoderKernels, DecoderPath, Latent, VaeError};
 use crate::output::VideoFrame;
 use serde::Serialize;
 use trefoil_kernels::{
@@ -46,6 +46,8 @@ pub struct DecoderSession<'d> {
     width: usize,
     latents: usize,
     histories: Vec<History>,
+    /// What past frames add to the next picture and to the one after it.
+    sums: History,
     /// Which time convolutions have let the first frame pass.
     is_started: Vec<bool>,
     /// Frames not in use, to be used again.
@@ -53,7 +55,7 @@ pub struct DecoderSession<'d> {
     /// Normed pixels, and queries, keys and values of the attention.
     pixels: Vec<f32>,
     projections: Vec<f32>,
-    workspace: Workspace,
+    scratch: Scratch,
     /// Frames of the current latent frame.
     out: Vec<VideoFrame>,
     count: Count,
@@ -62,11 +64,27 @@ pub struct DecoderSession<'d> {
 /// Bytes now and at most.
 #[derive(Debug, Default, Clone, Copy)]
 struct Count {
+    /// Of all maps.
     frames: usize,
+    most_frames: usize,
     attention: usize,
     out: usize,
     /// Of the kernels: of a thread, or of a device.
     scratch: usize,
+    /// The largest filter that is packed for its use.
+    packed: usize,
+}
+
+impl Count {
+    fn make(&mut self, map: &Map) {
+        self.frames += map.bytes();
+        self.most_frames = self.most_frames.max(self.frames);
+    }
+
+    fn use_filter(&mut self, filter: &Filter, x: &Map) {
+        self.scratch = self.scratch.max(filter.scratch_bytes(x.height, x.width));
+        self.packed = self.packed.max(filter.packed_bytes());
+    }
 }
 
 impl<'d> DecoderSession<'d> {
@@ -83,11 +101,12 @@ impl<'d> DecoderSession<'d> {
             width,
             latents: 0,
             histories: (0..decoder.slots).map(|_| History::default()).collect(),
+            sums: History::default(),
             is_started: vec![false; decoder.slots],
             spares: Vec::new(),
             pixels: Vec::new(),
             projections: Vec::new(),
-            workspace: Workspace::new(),
+            scratch: Scratch::default(),
             out: Vec::new(),
             count: Count::default(),
         })
@@ -107,19 +126,20 @@ impl<'d> DecoderSession<'d> {
         }
         let mut memory = session.memory();
         // A device's is counted already.
-        memory.working += if decoder.is_on_device() { 0 } else { threads * session.count.scratch };
+        memory.working +=
+            if decoder.is_on_device() { 0 } else { threads * session.count.scratch + session.count.packed };
         Ok(memory)
     }
 
     /// Memory held now, and at most so far for working frames.
     pub fn memory(&self) -> DecoderMemory {
-        let history = self.histories.iter().flatten().flatten().map(Map::bytes).sum();
+        let history = self.histories.iter().flatten().chain(&self.sums).flatten().map(Map::bytes).sum();
         // A device's scratch belongs to its kernels.
-        let scratch = if self.decoder.is_on_device() { self.count.scratch } else { self.workspace.bytes() };
+        let scratch = if self.decoder.is_on_device() { self.count.scratch } else { self.scratch.bytes() };
         DecoderMemory {
             weights: self.decoder.weight_bytes(),
             history,
-            working: self.count.frames - history + self.count.attention + self.count.out + scratch,
+            working: self.count.most_frames - history + self.count.attention + self.count.out + scratch,
         }
     }
 
@@ -219,7 +239,20 @@ impl<'d> DecoderSession<'d> {
         let doubled = self.take(kernels, (2 * x.height, 2 * x.width, channels))?;
         let doubled = self.conv_into(kernels, &upsampler.resample, &x, doubled, false)?;
         self.spares.push(x);
-        self.level(kernels, index + 1, doubled)
+        self.drop_spares();
+        self.level(kernels, index + 1, doubled)?;
+        self.drop_spares();
+        Ok(())
+    }
+
+    /// Gives memory back between levels, whose maps have other extents: no level's lie idle beside another's. INT8 keeps them: it takes
+    /// less memory as it is, and new pages cost it a greater part of its time. A device would have to be waited for.
+    fn drop_spares(&mut self) {
+        if self.decoder.path() == DecoderPath::F32 && !self.decoder.is_on_device() {
+            for map in self.spares.drain(..) {
+                self.count.frames -= map.bytes();
+            }
+        }
     }
 
     /// The last norm and convolution: a video frame.
@@ -227,14 +260,35 @@ impl<'d> DecoderSession<'d> {
         let decoder = self.decoder;
         let normed = self.norm(kernels, &decoder.norm_out, &x, false)?;
         self.spares.push(x);
-        let rgb = self.take(kernels, (normed.height, normed.width, 3))?;
-        let rgb = self.causal(kernels, &decoder.conv_out, normed, rgb, false)?;
+        let rgb = self.last(kernels, &normed)?;
+        self.spares.push(normed);
         self.count.out += rgb.height * rgb.width * 3 * size_of::<f32>();
         if let Some(values) = rgb.read()? {
             self.out.push(VideoFrame::from_signed(rgb.height, rgb.width, values));
         }
         self.spares.push(rgb);
         Ok(())
+    }
+
+    /// The causal convolution with three outputs. What this frame adds to the next one and to the one after it is kept instead of the
+    /// frame itself, a thirtieth of its size.
+    fn last(&mut self, kernels: Option<DecoderKernels<'_>>, x: &Map) -> Result<Map, VaeError> {
+        let decoder = self.decoder;
+        let [to_second, to_next, here] = &decoder.conv_out.taps;
+        let [next, second] = std::mem::take(&mut self.sums);
+        let added = |session: &mut Self, filter: &Filter, sum: Option<Map>| {
+            let is_added = sum.is_some();
+            let out = match sum {
+                Some(sum) => sum,
+                None => session.take(kernels, (x.height, x.width, filter.shape().outputs))?,
+            };
+            session.conv_into(kernels, filter, x, out, is_added)
+        };
+        let rgb = added(self, here, next)?;
+        let next = added(self, to_next, second)?;
+        let second = added(self, to_second, None)?;
+        self.sums = [Some(next), Some(second)];
+        Ok(rgb)
     }
 
     fn residual(&mut self, kernels: Option<DecoderKernels<'_>>, block: &Residual, x: Map) -> Result<Map, VaeError> {
@@ -316,7 +370,7 @@ impl<'d> DecoderSession<'d> {
                 let sink = GemmSink::F32 { out, operands: Operands::F32 };
                 kernels.gemm_f32(input, &weight, Operands::F32, &epilogue, sink, workspace)
             };
-            let workspace = &mut self.workspace;
+            let workspace = &mut self.scratch.workspace;
             project(to_qkv, to_qkv_bias, &self.pixels, &mut self.projections, workspace)?;
             let part = |index: usize| {
                 Rows::new("projection", &self.projections[index * channels..], pixels, channels, 3 * channels)
@@ -348,7 +402,7 @@ impl<'d> DecoderSession<'d> {
         let kind = if is_coded { self.decoder.code_kind() } else { self.decoder.kind() };
         let mut out = self.take_as(kernels, kind, (x.height, x.width, x.channels))?;
         if let Some(kernels) = kernels {
-            kernels.norm(x, gain, activation, &mut out, &mut self.workspace)?;
+            kernels.norm(x, gain, activation, &mut out, &mut self.scratch.workspace)?;
         }
         Ok(out)
     }
@@ -362,9 +416,9 @@ impl<'d> DecoderSession<'d> {
         mut out: Map,
         is_added: bool,
     ) -> Result<Map, VaeError> {
-        self.count.scratch = self.count.scratch.max(weights.scratch_bytes(x.height, x.width));
+        self.count.use_filter(weights, x);
         if let Some(kernels) = kernels {
-            kernels.conv(&[Some(x)], weights, (&mut out, is_added), &mut self.workspace)?;
+            kernels.conv(&[Some(x)], weights, (&mut out, is_added), &mut self.scratch)?;
         }
         Ok(out)
     }
@@ -392,10 +446,10 @@ impl<'d> DecoderSession<'d> {
         mut out: Map,
         is_added: bool,
     ) -> Result<Map, VaeError> {
-        self.count.scratch = self.count.scratch.max(filter.scratch_bytes(x.height, x.width));
+        self.count.use_filter(filter, x);
         if let Some(kernels) = kernels {
             let [older, newer] = self.histories[slot].each_ref().map(Option::as_ref);
-            kernels.conv(&[older, newer, Some(x)], filter, (&mut out, is_added), &mut self.workspace)?;
+            kernels.conv(&[older, newer, Some(x)], filter, (&mut out, is_added), &mut self.scratch)?;
         }
         Ok(out)
     }
@@ -422,7 +476,7 @@ impl<'d> DecoderSession<'d> {
             return Ok(self.spares.swap_remove(at));
         }
         let map = Map::new(kind, extent, kernels)?;
-        self.count.frames += map.bytes();
+        self.count.make(&map);
         Ok(map)
     }
 }

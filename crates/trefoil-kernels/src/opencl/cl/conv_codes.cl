@@ -148,7 +148,8 @@ __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1))) void codes_pro
             const size_t start = (size_t)row * line + first;
             const __global char *panel = weights + (((size_t)tile_column * frames + frame) * 3 + row) * run * TILE;
             V(int) part[ROWS * SLOTS];
-            dot_tile(codes + start * stride, stride, count, (const __global int *)panel + inner, run / 4, runs + start, part);
+            dot_tile(codes + start * stride, stride, count, (const __global int *)panel + inner, run / 4, runs + start, part,
+                     SLOTS);
             for (uint at = 0; at < ROWS * SLOTS; at++)
                 totals[at] = row == 0 ? part[at] : totals[at] + part[at];
         }

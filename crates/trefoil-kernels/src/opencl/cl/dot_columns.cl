@@ -16,20 +16,20 @@ static int dot_four(int a, int w)
 #endif
 }
 
-// Sums of `rows` rows (at most ROWS) of activations with one column; `fours` groups of four codes.
+// Sums of `rows` rows (at most ROWS) of activations with one column; `fours` groups of four codes. Row r's goes to sums[pitch·r].
 static void dot_tile(const __global char *a, uint stride, uint rows, const __global int *weights, uint fours,
-                     const __global int *row_sums, int *sums)
+                     const __global int *row_sums, int *sums, uint pitch)
 {
     const __global int *pointers[ROWS];
     for (uint row = 0; row < ROWS; row++) {
         // Rows past the last one repeat it; nobody reads their sums.
         pointers[row] = (const __global int *)(a + (size_t)min(row, rows - 1u) * stride);
-        sums[row] = 0;
+        sums[pitch * row] = 0;
     }
     for (uint four = 0; four < fours; four++) {
         const int w = weights[four * TILE];
         for (uint row = 0; row < ROWS; row++)
-            sums[row] += dot_four(pointers[row][four], w);
+            sums[pitch * row] += dot_four(pointers[row][four], w);
     }
 }
 

@@ -3,6 +3,8 @@
 #define ROWS 6
 #define SLOTS 1
 #define GROUP_ITEMS 1
+// Codes that are not negative are multiplied like others.
+#define dot_probabilities dot_tile
 
 #define ROW_STEP(row)                                                                                                          \
     {                                                                                                                          \
@@ -11,8 +13,9 @@
     }
 #define ROW_POINTER(row) (const __global int *)(a + (size_t)min((uint)row, rows - 1u) * stride)
 
+// Row r's sums go to sums[pitch·r].
 static void dot_tile(const __global char *a, uint stride, uint rows, const __global int *weights, uint fours,
-                     const __global int *row_sums, int16 *sums)
+                     const __global int *row_sums, int16 *sums, uint pitch)
 {
     const __global int *pointer0 = ROW_POINTER(0), *pointer1 = ROW_POINTER(1), *pointer2 = ROW_POINTER(2);
     const __global int *pointer3 = ROW_POINTER(3), *pointer4 = ROW_POINTER(4), *pointer5 = ROW_POINTER(5);
@@ -22,7 +25,8 @@ static void dot_tile(const __global char *a, uint stride, uint rows, const __glo
         const int16 w0 = (w << 24) >> 24, w1 = (w << 16) >> 24, w2 = (w << 8) >> 24, w3 = w >> 24;
         ROW_STEP(0) ROW_STEP(1) ROW_STEP(2) ROW_STEP(3) ROW_STEP(4) ROW_STEP(5)
     }
-    sums[0] = sum0, sums[1] = sum1, sums[2] = sum2, sums[3] = sum3, sums[4] = sum4, sums[5] = sum5;
+    sums[0] = sum0, sums[pitch] = sum1, sums[2 * pitch] = sum2;
+    sums[3 * pitch] = sum3, sums[4 * pitch] = sum4, sums[5 * pitch] = sum5;
 }
 
 // Adds the products of ROWS rows of floats, all readable, with 16 columns.

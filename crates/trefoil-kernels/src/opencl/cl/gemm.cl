@@ -56,10 +56,11 @@ __kernel __attribute__((reqd_work_group_size(GROUP_ITEMS, 1, 1))) void gemm_w8a8
     for (uint row = first; row < last; row += ROWS) {
         const uint count = min((uint)ROWS, last - row);
         V(int) sums[ROWS * SLOTS], deltas[ROWS * SLOTS];
-        dot_tile(input + input_at + (size_t)row * input_stride, input_stride, count, base, padded_in / 4, input_sums + row, sums);
+        dot_tile(input + input_at + (size_t)row * input_stride, input_stride, count, base, padded_in / 4, input_sums + row, sums,
+                 SLOTS);
         if (flags & FLAG_ADAPTER)
             dot_tile(hidden + hidden_at + (size_t)row * hidden_stride, hidden_stride, count, delta_base, padded_rank / 4,
-                     hidden_sums + row, deltas);
+                     hidden_sums + row, deltas, SLOTS);
         for (uint offset = 0; offset < count; offset++) {
             const float row_scale =
                 (flags & FLAG_ROW_SCALES) ? input_scales[input_scales_at + row + offset] : input_scale;

@@ -3,7 +3,7 @@
 #define ROUNDER 12582912.0f
 #define MAX_CODE 127.0f
 
-static V(float) math_exp2_fraction(V(float) f)
+INLINE V(float) math_exp2_fraction(V(float) f)
 {
     V(float) p = 0.0013264727f;
     p = p * f + 0.009671513f;
@@ -13,7 +13,7 @@ static V(float) math_exp2_fraction(V(float) f)
     return p * f + 1.0f;
 }
 
-static V(float) math_exp2(V(float) x)
+INLINE V(float) math_exp2(V(float) x)
 {
     V(float) bounded = x > 127.0f ? (V(float))(127.0f) : x;
     bounded = bounded < -126.0f ? (V(float))(-126.0f) : bounded;
@@ -25,7 +25,7 @@ static V(float) math_exp2(V(float) x)
     return x >= -126.0f ? scaled : below;
 }
 
-static V(float) math_exp(V(float) x)
+INLINE V(float) math_exp(V(float) x)
 {
     V(float) bounded = x > 88.0f ? (V(float))(88.0f) : x;
     bounded = bounded < -87.0f ? (V(float))(-87.0f) : bounded;
@@ -43,7 +43,7 @@ static V(float) math_exp(V(float) x)
     return x >= -87.0f ? scaled : below;
 }
 
-static V(float) math_recip(V(float) x)
+INLINE V(float) math_recip(V(float) x)
 {
     V(float) y = V(as_float)(0x7ef31200u - V(as_uint)(x));
     y = y * (2.0f - x * y);
@@ -51,7 +51,7 @@ static V(float) math_recip(V(float) x)
     return y * (2.0f - x * y);
 }
 
-static V(float) math_rsqrt(V(float) x)
+INLINE V(float) math_rsqrt(V(float) x)
 {
     V(float) half_x = 0.5f * x;
     V(float) y = V(as_float)(0x5f376400u - (V(as_uint)(x) >> 1));
@@ -60,13 +60,13 @@ static V(float) math_rsqrt(V(float) x)
     return y * (1.5f - half_x * (y * y));
 }
 
-static V(float) math_sigmoid(V(float) x)
+INLINE V(float) math_sigmoid(V(float) x)
 {
     V(float) negated = x < -80.0f ? (V(float))(80.0f) : -x;
     return math_recip(1.0f + math_exp(negated));
 }
 
-static V(float) math_activate(V(float) x, uint activation)
+INLINE V(float) math_activate(V(float) x, uint activation)
 {
     if (activation == ACT_GELU_TANH)
         return x * math_sigmoid(x * ((x * x) * 0.071354814f + 1.5957691f));
@@ -76,7 +76,7 @@ static V(float) math_activate(V(float) x, uint activation)
 }
 
 // To the nearest FP16 value, half to even, in integers: no half-precision hardware is asked for.
-static V(float) math_round_f16(V(float) x)
+INLINE V(float) math_round_f16(V(float) x)
 {
     V(uint) bits = V(as_uint)(x);
     V(uint) sign = bits & 0x80000000u;
@@ -90,7 +90,7 @@ static V(float) math_round_f16(V(float) x)
 }
 
 // `clip(round_half_even(x·inverse), ±127)`; −127 for NaN.
-static V(char) math_code(V(float) x, V(float) inverse)
+INLINE V(char) math_code(V(float) x, V(float) inverse)
 {
     V(float) scaled = x * inverse;
     scaled = scaled > -MAX_CODE ? scaled : (V(float))(-MAX_CODE);
@@ -99,7 +99,7 @@ static V(char) math_code(V(float) x, V(float) inverse)
 }
 
 // `round_half_even(127·2^x)` for x ≤ 0, as an integer 0..=127.
-static V(int) math_exp2_code(V(float) x)
+INLINE V(int) math_exp2_code(V(float) x)
 {
     V(float) bounded = x > -32.0f ? x : (V(float))(-32.0f);
     V(float) shifted = bounded + ROUNDER;
@@ -110,7 +110,7 @@ static V(int) math_exp2_code(V(float) x)
 }
 
 // Scale and reciprocal scale of values of a largest magnitude; only its first lane counts.
-static float math_first(V(float) x)
+INLINE float math_first(V(float) x)
 {
 #if WIDTH == 16
     return x.s0;
@@ -119,7 +119,7 @@ static float math_first(V(float) x)
 #endif
 }
 
-static float math_dynamic_inverse(float largest, float *scale)
+INLINE float math_dynamic_inverse(float largest, float *scale)
 {
     if (largest >= 7.888609e-31f && largest <= 1e37f) {
         *scale = largest * 0.00787401574803149606f;

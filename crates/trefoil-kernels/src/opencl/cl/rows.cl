@@ -19,6 +19,31 @@ static uint lanes_before(uint at, uint end)
     return at < end ? min(end - at, (uint)WIDTH) : 0;
 }
 
+// Runs BODY for every chunk of `end` elements: `at` is its first element, `valid` of its lanes exist. Where a work-item has all lanes,
+// whole chunks are compiled apart from the last one.
+#if WIDTH == 16
+#define EACH_CHUNK(end, BODY)                                                                                                  \
+    {                                                                                                                          \
+        uint at = 0;                                                                                                           \
+        for (; at + 16 <= (end); at += 16) {                                                                                   \
+            const uint valid = 16;                                                                                             \
+            BODY                                                                                                               \
+        }                                                                                                                      \
+        if (at < (end)) {                                                                                                      \
+            const uint valid = (end) - at;                                                                                     \
+            BODY                                                                                                               \
+        }                                                                                                                      \
+    }
+#else
+#define EACH_CHUNK(end, BODY)                                                                                                  \
+    for (uint at = LANE; at < (end); at += LANES) {                                                                            \
+        const uint valid = 1;                                                                                                  \
+        BODY                                                                                                                   \
+    }
+#endif
+// The lanes that exist, `other` in the rest.
+#define VALID_LANES(value, other) (LANE_NUMBERS < (int)valid ? (value) : (other))
+
 static float fold_sum(V(float) lanes, __local float *shared)
 {
 #if WIDTH == 16
@@ -68,25 +93,26 @@ typedef struct {
 } RowPlan;
 
 // RMSNorm's value before rotation.
-static V(float) rms_value(const RowPlan *plan, uint at, uint valid)
+INLINE V(float) rms_value(const RowPlan *plan, uint at, uint valid)
 {
     return (load_lanes(plan->row + at, valid, 0.0f) * plan->factor) * load_lanes(plan->first + at, valid, 0.0f);
 }
 
-// (a, b) → (a·cos − b·sin, a·sin + b·cos) on adjacent pairs of every head.
-static V(float) rotated_value(const RowPlan *plan, uint at, uint valid)
+// (a, b) → (a·cos − b·sin, a·sin + b·cos) on adjacent pairs of every head. `pair` is the first one's number in its head, where heads
+// have whole chunks.
+INLINE V(float) rotated_value(const RowPlan *plan, uint at, uint valid, uint pair)
 {
 #if WIDTH == 16
     const float16 value = rms_value(plan, at, valid);
     float8 cosine, sine;
     if (plan->pairs % 8 == 0) {
-        cosine = vload8(0, plan->cosines + at / 2 % plan->pairs);
-        sine = vload8(0, plan->sines + at / 2 % plan->pairs);
+        cosine = vload8(0, plan->cosines + pair);
+        sine = vload8(0, plan->sines + pair);
     } else {
         float cosines[8], sines[8];
-        for (uint pair = 0; pair < 8; pair++) {
-            cosines[pair] = plan->cosines[(at / 2 + pair) % plan->pairs];
-            sines[pair] = plan->sines[(at / 2 + pair) % plan->pairs];
+        for (uint next = 0; next < 8; next++) {
+            cosines[next] = plan->cosines[(at / 2 + next) % plan->pairs];
+            sines[next] = plan->sines[(at / 2 + next) % plan->pairs];
         }
         cosine = vload8(0, cosines);
         sine = vload8(0, sines);
@@ -102,12 +128,20 @@ static V(float) rotated_value(const RowPlan *plan, uint at, uint valid)
 #endif
 }
 
+// The pair of the next chunk.
+INLINE uint next_pair(uint pair, uint pairs)
+{
+    return pair + 8 < pairs ? pair + 8 : 0;
+}
+
 // The values of `valid` elements from `at` on, before they are stored.
-static V(float) row_value(const RowPlan *plan, uint at, uint valid)
+INLINE V(float) row_value(const RowPlan *plan, uint at, uint valid, uint pair)
 {
     if (plan->operation == OP_RMS_NORM)
-        return plan->pairs && valid ? rotated_value(plan, at, valid) : rms_value(plan, at, valid);
+        return plan->pairs ? rotated_value(plan, at, valid, pair) : rms_value(plan, at, valid);
     V(float) x = load_lanes(plan->row + at, valid, 0.0f);
+    if (plan->operation == OP_SCALE)
+        return x * plan->factor;
     if (plan->operation == OP_SOFTMAX)
         return math_exp(x - plan->shift) * plan->factor;
     if (plan->operation == OP_LAYER_NORM) {
@@ -120,7 +154,7 @@ static V(float) row_value(const RowPlan *plan, uint at, uint valid)
     return x;
 }
 
-static void one_row(
+INLINE void one_row(
     const __global float *input, ulong input_at, uint input_stride, uint operation, uint modulation,
     const __global float *first, ulong first_at, const __global float *second, ulong second_at, float eps, float per_column,
     const __global float *cosines, const __global float *sines, uint pairs,
@@ -128,6 +162,7 @@ static void one_row(
     uint flags, uint sink, uint columns, uint row, __local float *shared_floats, __local int *shared_integers)
 {
     const V(float) zero = (V(float))(0.0f);
+    const size_t out_row = out_at + (size_t)row * out_stride;
     RowPlan plan;
     plan.row = input + input_at + (size_t)row * input_stride;
     plan.operation = operation;
@@ -142,53 +177,58 @@ static void one_row(
 
     if (operation == OP_LAYER_NORM) {
         V(float) lanes = zero;
-        for (uint at = LANE; at < columns; at += LANES)
-            lanes = lanes + load_lanes(plan.row + at, lanes_before(at, columns), 0.0f);
+        EACH_CHUNK(columns, lanes = lanes + load_lanes(plan.row + at, valid, 0.0f);)
         const float mean = fold_sum(lanes, shared_floats) * per_column;
         lanes = zero;
-        for (uint at = LANE; at < columns; at += LANES) {
-            const uint valid = lanes_before(at, columns);
+        EACH_CHUNK(columns, {
             const V(float) off = load_lanes(plan.row + at, valid, 0.0f) - mean;
-            lanes = lanes + (LANE_NUMBERS < (int)valid ? off * off : zero);
-        }
+            lanes = lanes + VALID_LANES(off * off, zero);
+        })
         plan.shift = mean;
         plan.factor = math_first(math_rsqrt((V(float))(fold_sum(lanes, shared_floats) * per_column + eps)));
     } else if (operation == OP_RMS_NORM) {
         V(float) lanes = zero;
-        for (uint at = LANE; at < columns; at += LANES) {
-            const V(float) x = load_lanes(plan.row + at, lanes_before(at, columns), 0.0f);
+        EACH_CHUNK(columns, {
+            const V(float) x = load_lanes(plan.row + at, valid, 0.0f);
             lanes = lanes + x * x;
-        }
+        })
         plan.factor = math_first(math_rsqrt((V(float))(fold_sum(lanes, shared_floats) * per_column + eps)));
     } else if (operation == OP_SOFTMAX) {
         V(float) lanes = (V(float))(-INFINITY);
-        for (uint at = LANE; at < columns; at += LANES) {
-            const V(float) x = load_lanes(plan.row + at, lanes_before(at, columns), -INFINITY);
+        EACH_CHUNK(columns, {
+            const V(float) x = load_lanes(plan.row + at, valid, -INFINITY);
             lanes = x > lanes ? x : lanes;
-        }
+        })
         int all[LANES];
         gather_lanes(V(as_int)(lanes), shared_integers, all);
         float largest = -INFINITY;
         for (uint lane = 0; lane < LANES; lane++)
             largest = as_float(all[lane]) > largest ? as_float(all[lane]) : largest;
         lanes = zero;
-        for (uint at = LANE; at < columns; at += LANES) {
-            const uint valid = lanes_before(at, columns);
+        EACH_CHUNK(columns, {
             const V(float) x = math_exp(load_lanes(plan.row + at, valid, 0.0f) - largest);
-            lanes = lanes + (LANE_NUMBERS < (int)valid ? x : zero);
-        }
+            lanes = lanes + VALID_LANES(x, zero);
+            // Kept where floats go anyway, so that no power is computed twice.
+            if (sink == SINK_F32)
+                store_lanes(x, (__global float *)out + out_row + at, valid);
+        })
         plan.shift = largest;
         plan.factor = math_first(math_recip((V(float))(fold_sum(lanes, shared_floats))));
+        if (sink == SINK_F32) {
+            plan.row = (const __global float *)out + out_row;
+            plan.operation = OP_SCALE;
+        }
     }
 
     if (sink == SINK_DYNAMIC) {
         // Magnitude bits order like the numbers, so an integer maximum does, and NaN is not lost.
         V(int) lanes = 0;
-        for (uint at = LANE; at < columns; at += LANES) {
-            const uint valid = lanes_before(at, columns);
-            const V(int) bits = V(as_int)(row_value(&plan, at, valid)) & 0x7fffffff;
-            lanes = max(lanes, LANE_NUMBERS < (int)valid ? bits : (V(int))(0));
-        }
+        uint pair = 0;
+        EACH_CHUNK(columns, {
+            const V(int) bits = V(as_int)(row_value(&plan, at, valid, pair)) & 0x7fffffff;
+            lanes = max(lanes, VALID_LANES(bits, (V(int))(0)));
+            pair = next_pair(pair, pairs);
+        })
         int all[LANES];
         gather_lanes(lanes, shared_integers, all);
         int largest = 0;
@@ -199,23 +239,27 @@ static void one_row(
         if (LANE == 0)
             scales[scales_at + row] = scale;
     }
-    const size_t out_row = out_at + (size_t)row * out_stride;
+    uint pair = 0;
     if (sink == SINK_F32) {
-        for (uint at = LANE; at < columns; at += LANES) {
-            const uint valid = lanes_before(at, columns);
-            V(float) value = row_value(&plan, at, valid);
+        EACH_CHUNK(columns, {
+            V(float) value = row_value(&plan, at, valid, pair);
             if (flags & FLAG_ROUND_F16)
                 value = math_round_f16(value);
             store_lanes(value, (__global float *)out + out_row + at, valid);
-        }
+            pair = next_pair(pair, pairs);
+        })
     } else {
+        __global char *codes = (__global char *)out + out_row;
+        EACH_CHUNK(columns, {
+            const V(float) value = row_value(&plan, at, valid, pair);
+            store_codes(math_code(value, (V(float))(inverse)), codes + at, valid);
+            pair = next_pair(pair, pairs);
+        })
         // Padding to whole tiles is zeroed.
         const uint padded = (columns + TILE - 1) / TILE * TILE;
-        for (uint at = LANE; at < padded; at += LANES) {
-            const uint valid = lanes_before(at, columns);
-            const V(float) value = row_value(&plan, at, valid);
-            store_codes(math_code(value, (V(float))(inverse)), (__global char *)out + out_row + at, valid);
-        }
+        for (uint at = columns / LANES * LANES + LANE; at < padded; at += LANES)
+            if (at >= columns)
+                store_codes((V(char))(0), codes + at, 0);
     }
 }
 
@@ -230,10 +274,30 @@ __kernel __attribute__((reqd_work_group_size(ROW_ITEMS, 1, 1))) void row_operato
     __local float shared_floats[LANES];
     __local int shared_integers[LANES];
     const uint start = get_global_id(0) / ROW_ITEMS * ROW_BATCH, end = min(start + ROW_BATCH, rows);
-    for (uint row = start; row < end; row++)
-        one_row(input, input_at, input_stride, operation, modulation, first, first_at, second, second_at, eps, per_column, cosines,
-                sines, pairs, out, out_at, out_stride, scales, scales_at, inverse, flags, sink, columns, row, shared_floats,
+#define ROWS_OF(operation, modulation, sink)                                                                                   \
+    for (uint row = start; row < end; row++)                                                                                   \
+        one_row(input, input_at, input_stride, operation, modulation, first, first_at, second, second_at, eps, per_column, cosines,    \
+                sines, pairs, out, out_at, out_stride, scales, scales_at, inverse, flags, sink, columns, row, shared_floats,   \
                 shared_integers);
+#if WIDTH == 16
+    // What a block runs, compiled for it alone: a CPU decides nothing per chunk.
+    if (operation == OP_LAYER_NORM && modulation == MODULATION_ADA_LN && sink == SINK_CODES) {
+        ROWS_OF(OP_LAYER_NORM, MODULATION_ADA_LN, SINK_CODES)
+    } else if (operation == OP_LAYER_NORM && modulation == MODULATION_AFFINE && sink == SINK_CODES) {
+        ROWS_OF(OP_LAYER_NORM, MODULATION_AFFINE, SINK_CODES)
+    } else if (operation == OP_RMS_NORM && sink == SINK_CODES) {
+        ROWS_OF(OP_RMS_NORM, MODULATION_NONE, SINK_CODES)
+    } else if (operation == OP_COPY && sink == SINK_CODES) {
+        ROWS_OF(OP_COPY, MODULATION_NONE, SINK_CODES)
+    } else if (operation == OP_COPY && sink == SINK_DYNAMIC) {
+        ROWS_OF(OP_COPY, MODULATION_NONE, SINK_DYNAMIC)
+    } else if (operation == OP_SOFTMAX && sink == SINK_F32) {
+        ROWS_OF(OP_SOFTMAX, MODULATION_NONE, SINK_F32)
+    } else
+#endif
+    {
+        ROWS_OF(operation, modulation, sink)
+    }
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void add(

@@ -9,11 +9,14 @@
 #if WIDTH == 16
 #define V(name) name##16
 #define LOAD(at, pointer) vload16(0, (pointer) + (at))
-#define STORE(value, at, pointer) vstore16(value, 0, (pointer) + (at))
+// A vector of a type that asks for no more alignment than its elements is stored at once; PoCL's vstore16 writes codes one by one.
+typedef char16 char16_anywhere __attribute__((aligned(1)));
+typedef int16 int16_anywhere __attribute__((aligned(4)));
+typedef float16 float16_anywhere __attribute__((aligned(4)));
+#define STORE_WHOLE(type, value, pointer) (*(__global type##16_anywhere *)(pointer) = (value))
 #else
 #define V(name) name
 #define LOAD(at, pointer) ((pointer)[at])
-#define STORE(value, at, pointer) ((pointer)[at] = (value))
 #endif
 
 // Rows, or keys, that a work-item of an operator on rows does one after the other: starting a group costs a CPU device more than
@@ -24,6 +27,9 @@
 #define ROW_BATCH 1
 #endif
 
+// Compiled into every caller, so that what is constant there is constant inside.
+#define INLINE static inline __attribute__((always_inline))
+
 #define TILE 32
 #define LANES 16
 #define KEY_BLOCK 256
@@ -33,6 +39,8 @@
 #define OP_LAYER_NORM 1u
 #define OP_RMS_NORM 2u
 #define OP_SOFTMAX 3u
+// Inside a softmax only.
+#define OP_SCALE 4u
 #define MODULATION_NONE 0u
 #define MODULATION_AFFINE 1u
 #define MODULATION_ADA_LN 2u
@@ -46,7 +54,7 @@
 #define ACT_SILU 2u
 
 // The first `valid` lanes from `pointer`, `fill` in the others.
-static V(float) load_lanes(const __global float *pointer, uint valid, float fill)
+INLINE V(float) load_lanes(const __global float *pointer, uint valid, float fill)
 {
 #if WIDTH == 16
     if (valid >= 16)
@@ -60,11 +68,11 @@ static V(float) load_lanes(const __global float *pointer, uint valid, float fill
 #endif
 }
 
-static void store_lanes(V(float) value, __global float *pointer, uint valid)
+INLINE void store_lanes(V(float) value, __global float *pointer, uint valid)
 {
 #if WIDTH == 16
     if (valid >= 16) {
-        vstore16(value, 0, pointer);
+        STORE_WHOLE(float, value, pointer);
         return;
     }
     float lanes[16];
@@ -78,7 +86,7 @@ static void store_lanes(V(float) value, __global float *pointer, uint valid)
 }
 
 // All lanes are written: zero from `valid` on.
-static void store_codes(V(char) value, __global char *pointer, uint valid)
+INLINE void store_codes(V(char) value, __global char *pointer, uint valid)
 {
 #if WIDTH == 16
     if (valid < 16) {
@@ -88,7 +96,7 @@ static void store_codes(V(char) value, __global char *pointer, uint valid)
             lanes[lane] = 0;
         value = vload16(0, lanes);
     }
-    vstore16(value, 0, pointer);
+    STORE_WHOLE(char, value, pointer);
 #else
     pointer[0] = valid ? value : (char)0;
 #endif

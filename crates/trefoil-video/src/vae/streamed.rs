@@ -1,0 +1,118 @@
+//! Filters that stay in the checkpoint's file. A wide filter is 16 MB beside frames of a few, and is used once or twice for a latent
+//! frame: packing it again each time takes about a hundredth of the time of its products, and spares the memory of all of them.
+
+use super::VaeError;
+use std::sync::Arc;
+use trefoil_kernels::{ConvWeights, FilterShape, Kernels, Workspace};
+use trefoil_weights::FloatType;
+use trefoil_weights::checkpoint::{Checkpoint, SourceTensor};
+
+/// Weights from which on a filter stays in its file, where it is not transformed.
+pub(super) const STREAMED_WEIGHTS: usize = 1 << 20;
+
+/// A filter in a file.
+#[derive(Debug)]
+pub(super) struct Streamed {
+    checkpoint: Arc<Checkpoint>,
+    tensor: SourceTensor,
+    dtype: FloatType,
+    shape: FilterShape,
+    bias: Vec<f32>,
+}
+
+impl Streamed {
+    /// The weights of a tensor whose shape and values were checked.
+    pub(super) fn new(
+        checkpoint: Arc<Checkpoint>,
+        (tensor, dtype): (SourceTensor, FloatType),
+        shape: FilterShape,
+        bias: Vec<f32>,
+    ) -> Streamed {
+        Streamed { checkpoint, tensor, dtype, shape, bias }
+    }
+
+    pub(super) fn shape(&self) -> FilterShape {
+        self.shape
+    }
+
+    /// Bytes held all the time.
+    pub(super) fn bytes(&self) -> usize {
+        self.bias.capacity() * size_of::<f32>()
+    }
+
+    /// Bytes of the packed filter.
+    pub(super) fn packed_bytes(&self) -> usize {
+        ConvWeights::direct_bytes(self.shape)
+    }
+
+    /// Bytes of scratch of each thread: what it reads at a time, and the mapping that it reads.
+    pub(super) fn scratch_bytes(&self) -> usize {
+        2 * ConvWeights::pack_scratch_bytes(self.shape)
+    }
+
+    /// Packs it in the memory of `old`.
+    pub(super) fn pack(
+        &self,
+        kernels: &Kernels,
+        old: Option<ConvWeights>,
+        workspace: &mut Workspace,
+    ) -> Result<ConvWeights, VaeError> {
+        let per_output = (self.shape.elements() / self.shape.outputs * self.dtype.bytes()) as u64;
+        let read = |first: usize, values: &mut [f32]| -> Result<(), VaeError> {
+            let bytes = (values.len() * self.dtype.bytes()) as u64;
+            let window = self.checkpoint.window(&self.tensor, first as u64 * per_output, bytes)?;
+            self.dtype.decode(window.bytes(), values);
+            Ok(())
+        };
+        kernels.pack_direct(self.shape, &self.bias, old, read, workspace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::synthetic::write_vae_decoder;
+    use crate::vae::compute::Target;
+    use crate::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder};
+    use trefoil_kernels::{ConvWeights, FilterShape, Isa, Kernels, Pool};
+    use trefoil_weights::checkpoint::Checkpoint;
+
+    #[test]
+    fn filters_that_stay_in_their_file_change_no_bit() {
+        let folder = std::env::temp_dir().join(format!("trefoil-streamed-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let config = VaeConfig {
+            base_dim: 16,
+            dim_mult: vec![1, 2],
+            num_res_blocks: 1,
+            temporal_downsample: vec![true],
+            ..VaeConfig::default()
+        };
+        write_vae_decoder(&folder, &config, 1).unwrap();
+        let checkpoint = Checkpoint::open(&folder, &[]).unwrap();
+        let load = |stream_from: usize| {
+            let on = (folder.as_path(), DecoderPath::F32);
+            VaeDecoder::load_streaming(&checkpoint, config.clone(), on, (Target::Cpu, stream_from)).unwrap()
+        };
+        let (resident, streamed) = (load(usize::MAX), load(0));
+        // The decoder has handles of its own: the folder may go.
+        std::fs::remove_dir_all(&folder).unwrap();
+        let values = (0..16 * 3 * 4 * 5).map(|n| ((n * 37 % 101) as f32 - 50.0) / 30.0).collect();
+        let latent = Latent::new(16, 3, 4, 5, values).unwrap();
+        let kernels = Kernels::new(Isa::Scalar, Pool::on_caller()).unwrap();
+        let want = resident.decode(&kernels, &latent).unwrap();
+        assert!(want.len() == 5 && want.iter().all(|frame| frame.values().iter().all(|value| value.is_finite())));
+        assert_eq!(streamed.decode(&kernels, &latent).unwrap(), want);
+        let (all, some) = (resident.weight_bytes(), streamed.weight_bytes());
+        // 16 × 16 and 16 × 32 channels are packed as they are; the middle's 32 × 32 are transformed and held.
+        let wide = FilterShape { outputs: 16, inputs: 16, frames: 3, height: 3, width: 3 };
+        assert!(some + 2 * 2 * ConvWeights::direct_bytes(wide) <= all, "{some} of {all} bytes held");
+        let predicted = streamed.memory(4, 5, 1).unwrap();
+        let mut session = streamed.session(4, 5).unwrap();
+        for frame in 0..3 {
+            session.push(&kernels, &latent, frame).unwrap();
+        }
+        let held = session.memory();
+        assert_eq!((held.weights, held.history), (predicted.weights, predicted.history));
+        assert!(held.working <= predicted.working + (1 << 20), "{held:?} {predicted:?}");
+    }
+}
