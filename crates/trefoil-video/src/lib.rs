@@ -29,7 +29,7 @@ pub mod vae;
 
 pub use calibrate::{Calibration, CalibrationClip};
 pub use config::DitConfig;
-pub use denoise::{Clip, ClipState, DenoiseReport, Event, Handoff, Lane, denoise};
+pub use denoise::{Clip, ClipState, DenoiseReport, Event, Handoff, Lane, MAX_TOKENS, denoise};
 pub use dit::NumericPath;
 pub use engine::{Engine, EngineSpec};
 pub use error::VideoError;

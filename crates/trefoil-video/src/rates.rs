@@ -2,8 +2,10 @@
 
 use crate::VideoError;
 use crate::config::{DitConfig, PATCH};
-use crate::denoise::{Clip, ClipState, Event, Lane};
+use crate::denoise::{Clip, ClipState, Lane};
 use crate::noise::torch_normals;
+use crate::schedule::Piece;
+use crate::stream::Cost;
 use crate::tensors::Tensor;
 use serde::Serialize;
 use std::sync::Barrier;
@@ -13,13 +15,13 @@ use trefoil_core::Samples;
 /// How to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct RateOptions {
-    /// Block executions timed per engine and condition.
+    /// Block executions timed per engine and condition, at least one of each expert.
     pub samples: usize,
-    /// Executions before them that do not count.
+    /// Executions before them that do not count, at least one of each expert.
     pub warm_up: usize,
 }
 
-/// Times of a block on one engine, in milliseconds.
+/// Times of a block on one engine, in milliseconds. Experts take turns, so that all are measured in the same conditions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EngineRate {
     /// Engine.
@@ -30,17 +32,55 @@ pub struct EngineRate {
     pub solo_ms: Samples,
     /// While the other engine runs blocks too; absent with one engine.
     pub corun_ms: Option<Samples>,
+    /// The same samples, those of each expert apart: adapters cost time, and how many blocks they do depends on the sampler.
+    pub experts: Vec<ExpertRate>,
+}
+
+/// Times of a block of one expert, in milliseconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ExpertRate {
+    /// Which.
+    pub expert: usize,
+    /// Its block executions in a clip.
+    pub blocks: usize,
+    /// While the other engine is idle.
+    pub solo_ms: Samples,
+    /// While the other engine runs blocks too.
+    pub corun_ms: Option<Samples>,
+}
+
+impl ExpertRate {
+    fn cost(&self) -> Cost {
+        let solo = self.solo_ms.median;
+        Cost { solo, corun: self.corun_ms.as_ref().map_or(solo, |corun| corun.median) }
+    }
 }
 
 impl EngineRate {
-    /// Co-run median over solo median.
+    /// Co-run over solo.
     pub fn slowdown(&self) -> Option<f64> {
-        self.corun_ms.as_ref().map(|corun| corun.median / self.solo_ms.median)
+        self.corun_ms.as_ref().map(|_| self.pipeline_ms() / self.alone_ms())
     }
 
-    /// The rate that a pipeline sees: co-run where there is one.
+    /// The rate that a pipeline sees, a mean over a clip's executions of their experts' medians: co-run where there is one.
     pub fn pipeline_ms(&self) -> f64 {
-        self.corun_ms.as_ref().unwrap_or(&self.solo_ms).median
+        self.mean(|cost| cost.corun)
+    }
+
+    /// The same of the engine alone.
+    pub fn alone_ms(&self) -> f64 {
+        self.mean(|cost| cost.solo)
+    }
+
+    /// A block of an expert; one that was not measured costs what all do.
+    pub fn block(&self, expert: usize) -> Cost {
+        let known = self.experts.iter().find(|rate| rate.expert == expert);
+        known.map_or_else(|| Cost { solo: self.alone_ms(), corun: self.pipeline_ms() }, ExpertRate::cost)
+    }
+
+    fn mean(&self, of: fn(Cost) -> f64) -> f64 {
+        let blocks: usize = self.experts.iter().map(|rate| rate.blocks).sum();
+        self.experts.iter().map(|rate| of(rate.cost()) * rate.blocks as f64).sum::<f64>() / blocks as f64
     }
 }
 
@@ -73,9 +113,9 @@ pub fn random_inputs(config: &DitConfig, shape: [usize; 4], text_rows: usize) ->
     (fill("random noise", &shape, 40), fill("random text", &[text_rows, config.text_dim], 41))
 }
 
-/// Runs lanes over the first blocks of `clip` again and again: each alone, then all together, and times single blocks.
+/// Runs lanes over the blocks of `clip` again and again: each alone, then all together, and times single blocks.
 ///
-/// Together, every lane runs until all have enough samples, and only executions begun while all ran count.
+/// Together, every lane runs until all have enough samples, and only executions that ended while all ran count.
 ///
 /// # Errors
 /// What the engines refuse; a run that was interrupted through `keep_going`.
@@ -86,28 +126,43 @@ pub fn measure(
     options: RateOptions,
     keep_going: &(dyn Fn() -> Result<(), VideoError> + Sync),
 ) -> Result<Vec<EngineRate>, VideoError> {
-    let mut rates = Vec::new();
+    let experts = acting(clip);
+    let warm_up = options.warm_up.max(experts.len());
+    let enough = warm_up + options.samples.max(experts.len());
+    let mut alone = Vec::new();
     for lane in lanes.iter_mut() {
         let mut values = Vec::new();
-        let mut left = options.warm_up + options.samples;
-        cycle(lane, clip, noise, keep_going, &mut |ms| {
-            values.push(ms);
-            left -= 1;
-            left > 0
+        cycle(lane, clip, noise, keep_going, &mut |expert, ms| {
+            values.push((expert, ms));
+            values.len() < enough
         })?;
-        rates.push(EngineRate {
-            engine: lane.engine().name().to_string(),
-            path: lane.engine().path(),
-            solo_ms: summary(&mut values[options.warm_up..])?,
-            corun_ms: None,
-        });
+        alone.push(values.split_off(warm_up));
     }
-    if lanes.len() < 2 {
-        return Ok(rates);
+    let mut together = vec![None; lanes.len()];
+    if lanes.len() > 1 {
+        for (values, timed) in
+            together.iter_mut().zip(measure_together(lanes, clip, noise, [warm_up, enough], keep_going))
+        {
+            *values = Some(timed?);
+        }
     }
+    let rates = lanes.iter().zip(alone.into_iter().zip(together));
+    rates.map(|(lane, (alone, together))| rate_of(lane, clip, &experts, &alone, together.as_deref())).collect()
+}
+
+/// An execution that was timed: its expert, its milliseconds.
+type Timed = (usize, f64);
+
+fn measure_together(
+    lanes: &mut [Lane],
+    clip: &Clip,
+    noise: &Tensor,
+    [warm_up, enough]: [usize; 2],
+    keep_going: &(dyn Fn() -> Result<(), VideoError> + Sync),
+) -> Vec<Result<Vec<Timed>, VideoError>> {
     let (barrier, unfinished, failed) =
         (Barrier::new(lanes.len()), AtomicUsize::new(lanes.len()), AtomicBool::new(false));
-    let results: Vec<Result<Vec<f64>, VideoError>> = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let workers: Vec<_> = lanes
             .iter_mut()
             .map(|lane| {
@@ -116,13 +171,13 @@ pub fn measure(
                     barrier.wait();
                     let mut values = Vec::new();
                     let mut count = 0usize;
-                    let ran = cycle(lane, clip, noise, keep_going, &mut |ms| {
+                    let ran = cycle(lane, clip, noise, keep_going, &mut |expert, ms| {
                         count += 1;
                         let all_run = unfinished.load(Ordering::Acquire) > 0;
-                        if count > options.warm_up && all_run {
-                            values.push(ms);
+                        if count > warm_up && all_run {
+                            values.push((expert, ms));
                         }
-                        if count == options.warm_up + options.samples {
+                        if count == enough {
                             unfinished.fetch_sub(1, Ordering::AcqRel);
                         }
                         // Go on so that the others stay under load.
@@ -137,47 +192,79 @@ pub fn measure(
             })
             .collect();
         workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| panicked())).collect()
-    });
-    for (rate, values) in rates.iter_mut().zip(results) {
-        rate.corun_ms = Some(summary(&mut values?)?);
-    }
-    Ok(rates)
+    })
 }
 
-fn panicked() -> Result<Vec<f64>, VideoError> {
+/// Experts that act in a clip, and the first step of each.
+fn acting(clip: &Clip) -> Vec<(usize, usize)> {
+    let mut experts: Vec<(usize, usize)> = Vec::new();
+    for step in 0..clip.trajectory().steps {
+        let expert = clip.expert(step);
+        if experts.iter().all(|&(known, _)| known != expert) {
+            experts.push((expert, step));
+        }
+    }
+    experts
+}
+
+fn rate_of(
+    lane: &Lane,
+    clip: &Clip,
+    experts: &[(usize, usize)],
+    alone: &[Timed],
+    together: Option<&[Timed]>,
+) -> Result<EngineRate, VideoError> {
+    let all = |values: &[Timed]| summary(values.iter().map(|&(_, ms)| ms).collect());
+    let of = |values: &[Timed], expert: usize| {
+        summary(values.iter().filter(|&&(of, _)| of == expert).map(|&(_, ms)| ms).collect())
+    };
+    let trajectory = clip.trajectory();
+    let each = experts.iter().map(|&(expert, _)| {
+        let steps = (0..trajectory.steps).filter(|&step| clip.expert(step) == expert).count();
+        Ok(ExpertRate {
+            expert,
+            blocks: steps * trajectory.branches * trajectory.layers,
+            solo_ms: of(alone, expert)?,
+            corun_ms: together.map(|values| of(values, expert)).transpose()?,
+        })
+    });
+    Ok(EngineRate {
+        engine: lane.engine().name().to_string(),
+        path: lane.engine().path(),
+        solo_ms: all(alone)?,
+        corun_ms: together.map(all).transpose()?,
+        experts: each.collect::<Result<_, VideoError>>()?,
+    })
+}
+
+fn panicked() -> Result<Vec<Timed>, VideoError> {
     Err(VideoError::Engine { engine: "rates".to_string(), reason: "a measuring thread panicked".to_string() })
 }
 
-fn summary(values: &mut [f64]) -> Result<Samples, VideoError> {
-    Samples::from_values(values).ok_or_else(|| VideoError::Engine {
+fn summary(mut values: Vec<f64>) -> Result<Samples, VideoError> {
+    Samples::from_values(&mut values).ok_or_else(|| VideoError::Engine {
         engine: "rates".to_string(),
         reason: "no block was timed; ask for at least one sample".to_string(),
     })
 }
 
-/// Runs the trajectory from its start, over and over, until `again` says no. Each call of it is one block.
+/// Runs block after block until `again`, which is told each one's expert and milliseconds, says no. Each execution is the next block of the
+/// next expert, so that neither weights nor adapters stay in a cache longer than in a stream. State is embedded anew before block 0.
 pub(crate) fn cycle(
     lane: &mut Lane,
     clip: &Clip,
     noise: &Tensor,
     keep_going: &(dyn Fn() -> Result<(), VideoError> + Sync),
-    again: &mut dyn FnMut(f64) -> bool,
+    again: &mut dyn FnMut(usize, f64) -> bool,
 ) -> Result<(), VideoError> {
-    let blocks = clip.trajectory().blocks();
+    let (experts, layers) = (acting(clip), clip.trajectory().layers);
     let mut state: ClipState = clip.start(noise)?;
-    let mut goes_on = true;
-    while goes_on {
-        if state.next() == blocks {
-            state = clip.start(noise)?;
+    for ((expert, step), block) in experts.into_iter().cycle().zip((0..layers).cycle()) {
+        keep_going()?;
+        let elapsed = lane.time_block(clip, &mut state, &Piece { step, branch: 0, blocks: block..block + 1 })?;
+        if !again(expert, elapsed.as_secs_f64() * 1e3) {
+            break;
         }
-        let until = state.next() + 1;
-        lane.run(clip, &mut state, until, &mut |event| {
-            keep_going()?;
-            if let Event::Blocks { elapsed, .. } = event {
-                goes_on = again(elapsed.as_secs_f64() * 1e3);
-            }
-            Ok(())
-        })?;
     }
     Ok(())
 }

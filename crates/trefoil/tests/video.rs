@@ -224,7 +224,11 @@ fn the_benchmark_compares_configurations_in_turn() {
         );
     }
     assert!(report["verdict"].as_str().is_some_and(|verdict| verdict.contains("best")));
-    assert!(space.fails(["bench", "video", "--clips", "1"], 2).contains("--clips"));
+    let bench = |more: &[&str]| space.fails(["bench", "video"].iter().chain(more), 2);
+    assert!(bench(&["--clips", "1"]).contains("--clips"));
+    assert!(bench(&["--tokens", "18446744073709551615"]).contains("tokens must lie in 1..=1048576"));
+    assert!(bench(&["--engines", "cpu@0"]).contains("needs two engines"));
+    assert!(bench(&["--engines", "cpu@0,cpu@4000"]).contains("core 4000 is not among"));
 }
 
 /// A CPU and an OpenCL engine on a core each, where this machine has both.
@@ -435,9 +439,29 @@ fn what_is_wrong_is_one_line() {
     fails("a.trefoil", &["--engines", "cpu@0,cpu@0"], "both engines use core 0");
     fails("a.trefoil", &["--path", "f32,w8a8"], "2 paths for 1 engines");
     fails("a.trefoil", &["--cut", "3"], "--cut needs two engines");
+    fails("a.trefoil", &["--engines", "cpu@4000"], "core 4000 is not among those that this process may use");
+    fails("a.trefoil", &["--engines", "opencl@0", "--path", "f32"], "its kernels are those of w8a8, not of f32");
+    let rates = |more: &[&str], want: &str| {
+        let message = space.fails(["video", "rates", "a.trefoil"].iter().chain(more), 2);
+        assert!(message.contains(want), "{message}");
+    };
+    rates(&["--engines", "cpu@4000"], "core 4000 is not among");
+    rates(&["--tokens", "1048577"], "tokens must lie in 1..=1048576");
+    rates(&["--tokens", "4", "--text-rows", "1000000000000"], "choose fewer --tokens or --text-rows");
+    rates(&["--tokens", "0"], "above 0");
     if let Some(engines) = two_engines() {
         fails("a.trefoil", &["--engines", engines, "--cut", "13"], "cut 13 does not lie in 0..=12");
     }
+    let calibrate = ["video", "calibrate", "a.trefoil", "--noise", "in.safetensors:noise"];
+    let calibrate = |output: &str| {
+        let rest = ["--text", "in.safetensors:text", "-o", output];
+        space.fails(calibrate.iter().chain(&rest), 2)
+    };
+    assert!(calibrate("in.safetensors").contains("in.safetensors is read and would be overwritten"));
+    assert!(calibrate("no/such.trefoil").contains("cannot write no/such.trefoil"));
+    let pack = |output: &str| space.fails(["video", "pack", "model", "-o", output], 2);
+    assert!(pack("no/such.trefoil").contains("cannot write no/such.trefoil"));
+    assert!(pack("model").contains("is a directory"));
     let mut bytes = std::fs::read(space.path("a.trefoil")).unwrap();
     bytes[65_536 + 1000] ^= 1;
     std::fs::write(space.path("bad.trefoil"), &bytes).unwrap();

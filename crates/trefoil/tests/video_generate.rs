@@ -80,4 +80,9 @@ fn what_cannot_be_generated_is_told_in_one_line_and_leaves_nothing() {
     assert!(fails(&[&model, PROMPT, "-o", "clip.png", "--frames", "18"]).contains("17 or 21"));
     assert!(fails(&[&model, PROMPT, "-o", "clip.xyz"]).contains(".xyz"));
     assert!(fails(&[&model, PROMPT, "-o", "no/such/folder/clip.png"]).contains("no/such/folder"));
+    assert!(fails(&[&model, PROMPT, "-o", "clip.png", "--engines", "cpu@4000"]).contains("core 4000 is not among"));
+    assert!(fails(&[&model, PROMPT, "-o", "clip.png", "--cut", "3"]).contains("--cut needs two engines"));
+    let large = ["--size", "8192x8192", "--frames", "400001"];
+    let message = fails(&[&[&model, PROMPT, "-o", "clip.png"][..], &large].concat());
+    assert!(message.contains("needs at least ") && message.contains("of memory (decoder"), "{message}");
 }

@@ -202,6 +202,35 @@ fn the_engine_that_ends_a_clip_decodes_it_and_may_be_chosen() {
     assert!(report["configurations"].as_array().unwrap().len() >= 4, "{report:#}");
 }
 
+/// A CPU device's threads belong to a process and are on one engine's cores, so two such engines are processes; the decoder, which stays
+/// in this one, moves from one engine's cores to the other's.
+#[test]
+fn two_opencl_engines_on_different_cores_stream_with_baselines() {
+    use trefoil_kernels::opencl::{Device, DeviceKind};
+    if two_engines().is_none() {
+        return;
+    }
+    let fits = |device: &trefoil_kernels::opencl::DeviceInfo| device.unfit.is_none() && device.kind == DeviceKind::Cpu;
+    if !Device::list().is_ok_and(|devices| devices.iter().any(fits)) {
+        eprintln!("skipped: no OpenCL device that is this CPU");
+        return;
+    }
+    let space = workspace();
+    let pair = ["--engines", "opencl@0,opencl@1", "--format", "gif", "--count", "2"];
+    let message = space.fails(arguments("none", &pair), 2);
+    assert!(message.contains("--processes"), "{message}");
+    let more = [&pair[..], &["--processes", "--baselines", "--order", "auto"]].concat();
+    let report = stream(&space, "out", &more);
+    let rows = report["configurations"].as_array().unwrap();
+    let all: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(all.len(), 5, "{all:?}");
+    let alone = ["opencl@0 alone, w8a8", "opencl@1 alone, w8a8", "cpu@0-1 alone, w8a8"];
+    assert!(alone.iter().all(|name| all.contains(name)), "{all:?}");
+    assert!(all[4].starts_with("data-parallel, opencl@") && all[4].ends_with("decodes all"), "{all:?}");
+    assert!(rows.iter().all(|row| row["report"]["clips"].as_array().unwrap().len() == 2), "{report:#}");
+    assert_eq!(report["orders"].as_array().unwrap().len(), 2);
+}
+
 #[test]
 fn guidance_takes_a_second_text_and_changes_the_clips() {
     let space = workspace();
@@ -494,6 +523,17 @@ fn what_is_wrong_is_one_line_before_anything_is_made() {
     fails(&[&model, "prompts.txt", "-o", "out", "--size", "8192x8192", "--frames", "400001"], "of memory (decoder");
     fails(&[&model, "prompts.txt", "-o", "out", "--decoder-ms", "5"], "--format latents");
     fails(&["prompts.txt", "prompts.txt", "-o", "out"], "no folder");
+    fails(&[&model, "prompts.txt", "-o", "out", "--engines", "cpu@0,cpu@4000"], "core 4000 is not among");
+    fails(&[&model, "prompts.txt", "-o", "out", "--path", "w8a8,w8a8"], "2 paths for 1 engines");
+    fails(&[&model, "prompts.txt", "-o", "out", "--engines", "opencl@0", "--path", "f32"], "not of f32");
+    fails(&[&model, "prompts.txt", "-o", "out", "--fps", "0"], "0 frames a second; it must be 1 to 1000");
+    fails(
+        &[&model, "prompts.txt", "-o", "out", "--trace", "prompts.txt"],
+        "prompts.txt is read and would be overwritten",
+    );
+    if let Some(engines) = two_engines() {
+        fails(&[&model, "prompts.txt", "-o", "out", "--engines", engines, "--cut", "37"], "does not lie in 0..=36");
+    }
     fails(&[&model, "prompts.txt", "-o", "prompts.txt/out"], "cannot create prompts.txt/out");
     // A model folder without one of its parts.
     let copied = |part: &str| {
@@ -520,6 +560,7 @@ fn what_is_wrong_is_one_line_before_anything_is_made() {
     space.run(["video", "encode", &model, "prompts.txt", "-o", "t.safetensors"]);
     fails(&["a.trefoil", "--text", "t.safetensors", "--format", "mp4", "-o", "out"], "needs a decoder");
     fails(&["a.trefoil", "prompts.txt", "-o", "out"], "is no folder");
+    fails(&["a.trefoil", "--text", "t.safetensors", "--latent", "1,5,8", "-o", "out"], "multiples of 2");
     // Two processes do not work in one folder.
     let busy = trefoil_video::job::Job::open(
         &space.path("busy"),

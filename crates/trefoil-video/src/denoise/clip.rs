@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use trefoil_kernels::{RotaryTable, rotary_table};
 
 /// Most tokens of a clip: a kernel's matrices stay within 32-bit counts.
-const MAX_TOKENS: usize = 1 << 20;
+pub const MAX_TOKENS: usize = 1 << 20;
 
 /// Numbers the clips of this process.
 static CLIPS: AtomicU64 = AtomicU64::new(0);

@@ -203,6 +203,48 @@ impl Lane {
         Ok(())
     }
 
+    /// Times one piece of blocks on `state`, which is embedded before block 0 and never sees a head: whatever it holds, its place in the
+    /// trajectory does not change.
+    ///
+    /// # Errors
+    /// What host and engine refuse.
+    pub(crate) fn time_block(
+        &mut self,
+        clip: &Clip,
+        state: &mut ClipState,
+        piece: &Piece,
+    ) -> Result<Duration, VideoError> {
+        if piece.blocks.start == 0 {
+            let path = self.engine.path();
+            self.host.embed(&self.model, clip.expert(piece.step), path, &state.latent, &mut state.hidden)?;
+        }
+        let begun = Instant::now();
+        self.engine.run_blocks(clip, piece, &mut state.hidden)?;
+        Ok(begun.elapsed())
+    }
+
+    /// Milliseconds of making a clip's conditions on this lane: the second time, when buffers have grown and pages are there.
+    ///
+    /// # Errors
+    /// As [`Clip::new`].
+    pub fn time_conditions(
+        &mut self,
+        noise: &Tensor,
+        text: &Tensor,
+        negative: Option<&Tensor>,
+    ) -> Result<Duration, VideoError> {
+        let mut elapsed = Duration::ZERO;
+        for _ in 0..2 {
+            let begun = Instant::now();
+            // As a stream begins a clip.
+            let clip = Clip::new(&mut self.host, &self.model, noise, text, negative)?;
+            let state = clip.start(noise)?;
+            elapsed = begun.elapsed();
+            drop((clip, state));
+        }
+        Ok(elapsed)
+    }
+
     /// Times the host's work around the blocks of one branch: patch embedding before them, head and sampler's step behind them. On a
     /// state of its own that no block touches.
     ///

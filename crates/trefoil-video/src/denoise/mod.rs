@@ -7,7 +7,7 @@
 mod clip;
 mod lane;
 
-pub use clip::{Clip, ClipState};
+pub use clip::{Clip, ClipState, MAX_TOKENS};
 pub(crate) use clip::{ClipOutline, latent_shape, text_rows};
 pub use lane::{Event, Lane};
 

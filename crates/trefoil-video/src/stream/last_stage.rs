@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use trefoil_core::Samples;
 
-/// Short stages are timed again until this much time is used, at most [`MOST_SAMPLES`] times.
-const ENOUGH: Duration = Duration::from_millis(600);
+/// Short stages are timed again until this much time is used, at most [`MOST_SAMPLES`] times: the first time memory is touched and caches are
+/// cold, which a stream sees once.
+const ENOUGH: Duration = Duration::from_secs(2);
 const MOST_SAMPLES: usize = 5;
 /// Blocks that the other engine runs before the stage beside it is timed.
 const WARM_UP: usize = 2;
@@ -47,7 +48,7 @@ pub fn measure_last_stage(
     let (is_over, blocks) = (AtomicBool::new(false), AtomicUsize::new(0));
     let corun_ms = std::thread::scope(|scope| {
         let load = scope.spawn(|| {
-            let ran = cycle(lane, clip, noise, keep_going, &mut |_| {
+            let ran = cycle(lane, clip, noise, keep_going, &mut |_, _| {
                 blocks.fetch_add(1, Ordering::AcqRel);
                 !is_over.load(Ordering::Acquire)
             });

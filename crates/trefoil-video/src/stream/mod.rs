@@ -5,10 +5,12 @@
 //! A lane never waits for a slot that it has work for: one clip may lie between the lanes. A stream that stops early keeps every
 //! clip that was finished, and its report.
 
+mod forecast;
 mod last_stage;
 mod parallel;
 mod report;
 
+pub use forecast::{Cost, Division, Forecast, LaneCosts, forecast};
 pub use last_stage::{LastStageRate, measure_last_stage, time_decoding};
 pub use parallel::{LastStageOn, run_data_parallel, run_data_parallel_with};
 pub use report::{ClipReport, Span, StreamReport, Work};
@@ -16,6 +18,7 @@ pub use report::{ClipReport, Span, StreamReport, Work};
 use crate::VideoError;
 use crate::denoise::{Clip, ClipState, Event, Lane, handoff};
 use crate::tensors::Tensor;
+use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
@@ -35,7 +38,7 @@ pub struct StreamItem {
 }
 
 /// What a stream needs to know between clips.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Observed {
     /// Mean milliseconds of a block of the last clip on the first lane.
     pub first_ms: Option<f64>,

@@ -1,7 +1,7 @@
 //! `trefoil video denoise`.
 
 use super::lanes::{self, OpenLanes};
-use super::{block_bar, keep_going};
+use super::{block_bar, keep_going, memory};
 use crate::cli::DenoiseArgs;
 use crate::context::{check_distinct, check_writable, print, print_json};
 use crate::error::CliError;
@@ -14,7 +14,7 @@ use trefoil_core::Origin;
 use trefoil_report::format;
 use trefoil_video::process::{Worker, WorkerCommand, WorkerEvent, WorkerSetup, denoise_in_workers};
 use trefoil_video::tensors::write_tensors;
-use trefoil_video::{Clip, DenoiseReport, Event, Lane, Tensor, TensorPath, VideoError, denoise};
+use trefoil_video::{Clip, DenoiseReport, Event, Lane, Model, Tensor, TensorPath, VideoError, denoise};
 
 /// Runs the command.
 pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
@@ -25,6 +25,7 @@ pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
     check_distinct(&[Some(&args.output)], &files)?;
     let (noise, text) = (args.clip.noise.read()?, args.clip.text.read()?);
     let negative = args.clip.negative.as_ref().map(TensorPath::read).transpose()?;
+    check(args, &noise)?;
     let inputs = (&noise, &text, negative.as_ref());
     let mut open = lanes::open_in(&args.artefact, &args.engines, inputs, args.processes)?;
     let model = open.lanes[0].model().clone();
@@ -72,6 +73,19 @@ pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
         }));
     }
     print(&describe(&report, args, is_shaped))
+}
+
+/// Refuses what cannot run before weights are compared.
+fn check(args: &DenoiseArgs, noise: &Tensor) -> Result<(), CliError> {
+    lanes::engines_of(&args.engines, args.processes)?;
+    let model = Model::open(&args.artefact)?;
+    lanes::check_cut(args.cut, &model)?;
+    // Other shapes are refused with their reason where the clip is made.
+    if let &[c, f, h, w] | &[1, c, f, h, w] = noise.shape.as_slice() {
+        let needs = memory::of_engines(&args.engines, args.processes, &model, &args.artefact, [1, c, f, h, w]);
+        memory::check("the clip", "choose a smaller or shorter latent", &needs)?;
+    }
+    Ok(())
 }
 
 /// Engines of this process. Returns the latent after every step.

@@ -2,7 +2,8 @@
 //! transformer, then decoder.
 
 use super::decode::check_memory;
-use super::encode::{TextSource, read_text};
+use super::encode::{TextSource, check_text, read_text};
+use super::memory::{self, Need};
 use super::shared::{check_folder, kernels};
 use super::{block_bar, denoise, lanes};
 use crate::cli::{CutArg, EngineArgs};
@@ -18,12 +19,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use trefoil_report::format;
 use trefoil_video::config::PATCH;
-use trefoil_video::engine::{EngineDecoder, EngineKind, parse_engines};
+use trefoil_video::engine::{EngineDecoder, EngineKind, allowed_cores};
 use trefoil_video::noise::torch_normals;
 use trefoil_video::output::{ClipMetadata, ClipReport, ClipWriter, ContactSheet};
 use trefoil_video::text::TextPath;
 use trefoil_video::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder, VaeError};
-use trefoil_video::{Clip, DenoiseReport, EngineSpec, Tensor, VideoPackOptions, pack_video};
+use trefoil_video::{Clip, DenoiseReport, EngineSpec, Model, Tensor, VideoPackOptions, pack_video};
 
 /// Frames, size and rate where neither the command line nor the model folder says any: the stock pipeline's.
 const STOCK: Size = Size { frames: 81, width: 832, height: 480, fps: 16 };
@@ -186,11 +187,23 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     context::check_distinct(&[Some(&args.output), args.contact_sheet.as_deref()], std::slice::from_ref(&args.model))?;
     context::check_writable(args.contact_sheet.as_deref())?;
     let size = Size::of(&args.model, args.size, args.frames, args.fps);
-    let last = parse_engines(&args.engines.engines)?.pop();
+    let mut specs = lanes::engines_of(&args.engines, false)?;
+    if specs.len() == 1 && args.cut != CutArg::Auto {
+        return Err(CliError::Usage("--cut needs two engines, like --engines cpu@0,cpu@1".to_owned()));
+    }
+    let last = specs.pop();
     let mut seconds = Seconds::default();
     // Everything that can be wrong is found before the long part: the decoder is opened first, for its sizes, and closed again.
-    let vae = VaeDecoder::open(&args.model)?.config().clone();
-    size.latent(&vae, PATCH)?;
+    let decoder = VaeDecoder::open(&args.model)?;
+    let vae = decoder.config().clone();
+    let [_, rows, columns] = size.latent(&vae, PATCH)?;
+    if args.vae_path == DecoderPath::F32 {
+        // The weights are in memory already, here and when it is opened again.
+        let memory = decoder.memory(rows, columns, allowed_cores().len())?;
+        let need = Need { what: "decoder", bytes: (memory.history + memory.working) as u64 };
+        memory::check("decoding the clip", "choose a smaller one (--size)", &[need])?;
+    }
+    drop(decoder);
     let metadata = |path: String, plan: Option<String>| ClipMetadata {
         fps: size.fps,
         prompt: Some(args.prompt.clone()),
@@ -200,13 +213,14 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
         source: None,
     };
     drop(ClipWriter::create(&args.output, (size.height, size.width), size.frames, metadata(String::new(), None))?);
-    let start = Instant::now();
-    let (text, negative, mut notes) = texts(args)?;
-    seconds.text = start.elapsed().as_secs_f64();
-
+    check_text(TextSource::plain(&args.model), &prompts(args))?;
     let start = Instant::now();
     let artefact = artefact(&args.model, args.artefact.as_deref(), args.cache.as_deref())?;
     seconds.pack = start.elapsed().as_secs_f64();
+    check(args, size, &vae, &artefact)?;
+    let start = Instant::now();
+    let (text, negative, mut notes) = texts(args)?;
+    seconds.text = start.elapsed().as_secs_f64();
 
     let start = Instant::now();
     let (report, latent) = denoised(args, size, &vae, &artefact, (&text, negative.as_ref()), &mut notes)?;
@@ -283,11 +297,16 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     print(&told)
 }
 
+/// What is to be encoded.
+fn prompts(args: &GenerateArgs) -> Vec<String> {
+    std::iter::once(&args.prompt).chain(&args.negative).cloned().collect()
+}
+
 /// Text states of the prompt and, where given, of the negative one.
 fn texts(args: &GenerateArgs) -> Result<(Tensor, Option<Tensor>, Vec<String>), CliError> {
     let kernels = kernels(None)?;
     let mut notes = Vec::new();
-    let prompts: Vec<String> = std::iter::once(&args.prompt).chain(&args.negative).cloned().collect();
+    let prompts = prompts(args);
     let source = TextSource { model: &args.model, path: args.text_path, cache: args.cache.as_deref() };
     let states = read_text(source, &prompts, &kernels, &mut notes)?;
     let tensor = |index: usize| {
@@ -339,17 +358,11 @@ fn state_of(folder: &Path) -> Result<u64, CliError> {
     Ok(hasher.finish())
 }
 
-/// The latent of the clip after the last step.
-fn denoised(
-    args: &GenerateArgs,
-    size: Size,
-    vae: &VaeConfig,
-    artefact: &Path,
-    (text, negative): (&Tensor, Option<&Tensor>),
-    notes: &mut Vec<String>,
-) -> Result<(DenoiseReport, Latent), CliError> {
-    let model = lanes::open_model(artefact, &args.engines.second)?;
-    if model.sampler().branches() > 1 && negative.is_none() {
+/// Refuses what the packed transformer cannot make of these flags, and what does not fit into memory.
+fn check(args: &GenerateArgs, size: Size, vae: &VaeConfig, artefact: &Path) -> Result<(), CliError> {
+    let model = Model::open(artefact)?;
+    lanes::check_cut(args.cut, &model)?;
+    if model.sampler().branches() > 1 && args.negative.is_none() {
         return Err(CliError::Usage(format!(
             "the sampler has guidance {}; say with --negative what the clip should not show",
             model.sampler().guidance
@@ -362,7 +375,21 @@ fn denoised(
             vae.z_dim
         )));
     }
-    drop(model);
+    let [frames, rows, columns] = size.latent(vae, PATCH)?;
+    let needs = memory::of_engines(&args.engines, false, &model, artefact, [1, channels, frames, rows, columns]);
+    memory::check("the clip", "choose a smaller or shorter one (--size, --frames)", &needs)
+}
+
+/// The latent of the clip after the last step.
+fn denoised(
+    args: &GenerateArgs,
+    size: Size,
+    vae: &VaeConfig,
+    artefact: &Path,
+    (text, negative): (&Tensor, Option<&Tensor>),
+    notes: &mut Vec<String>,
+) -> Result<(DenoiseReport, Latent), CliError> {
+    let channels = vae.z_dim;
     let [frames, rows, columns] = size.latent(vae, PATCH)?;
     let shape = [1, channels, frames, rows, columns];
     let noise = Tensor::new("noise", &shape, torch_normals(args.seed, shape.iter().product()))?;

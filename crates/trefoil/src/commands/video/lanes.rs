@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use trefoil_kernels::Kernels;
 use trefoil_plan::stream::{VideoRates, one_cut};
-use trefoil_video::engine::{EngineKind, parse_engines};
+use trefoil_video::engine::{EngineKind, is_on_cores, parse_engines};
 use trefoil_video::process::{ProcessEngine, ProcessStatus, SharedModel, WorkerCommand};
 use trefoil_video::rates::{EngineRate, RateOptions, measure};
 use trefoil_video::sampler::experts_by_threshold;
@@ -140,6 +140,51 @@ impl Models {
     }
 }
 
+/// The engines that a command names, refused before anything is made where they cannot run: cores that are not there, paths that an engine
+/// lacks, two that one process cannot have.
+pub fn engines_of(args: &EngineArgs, in_processes: bool) -> Result<Vec<EngineSpec>, CliError> {
+    let specs = parse_engines(&args.engines)?;
+    let allowed = trefoil_units::allowed_cores();
+    for spec in &specs {
+        if let Some(core) = spec.cores.iter().find(|&&core| !allowed.contains(&(core as u32))) {
+            let have = trefoil_units::cores_text(allowed);
+            return Err(CliError::Usage(format!(
+                "{spec}: core {core} is not among those that this process may use ({have})"
+            )));
+        }
+    }
+    let paths = resolve_paths(&specs, &args.path)?;
+    for (spec, path) in specs.iter().zip(paths) {
+        if spec.kind == EngineKind::OpenCl && path != NumericPath::W8a8 {
+            let reason = format!("its kernels are those of w8a8, not of {path}; give it --path w8a8");
+            return Err(VideoError::Engine { engine: spec.to_string(), reason }.into());
+        }
+    }
+    if let ([one, other], false) = (specs.as_slice(), in_processes)
+        && share_a_driver(one, other)?
+    {
+        return Err(CliError::Usage(format!(
+            "{one} and {other}: the driver's threads belong to a process and have one set of cores; give each a process of its own (--processes)"
+        )));
+    }
+    Ok(specs)
+}
+
+/// Whether one process cannot have both: a CPU device's threads belong to the process and are on one engine's cores.
+pub fn share_a_driver(one: &EngineSpec, other: &EngineSpec) -> Result<bool, VideoError> {
+    let are_devices = [one, other].iter().all(|engine| engine.kind == EngineKind::OpenCl);
+    Ok(are_devices && one.resolved_cores() != other.resolved_cores() && is_on_cores(one)? && is_on_cores(other)?)
+}
+
+/// Refuses a cut outside the trajectory.
+pub fn check_cut(cut: CutArg, model: &Model) -> Result<(), CliError> {
+    let blocks = super::blocks(model);
+    match cut {
+        CutArg::At(cut) if cut > blocks => Err(VideoError::Cut { cut, blocks }.into()),
+        _ => Ok(()),
+    }
+}
+
 /// Opens the engines of `args` in this process; see [`open_in`].
 pub fn open(
     artefact: &Path,
@@ -158,7 +203,7 @@ pub fn open_in(
     (noise, text, negative): (&Tensor, &Tensor, Option<&Tensor>),
     in_processes: bool,
 ) -> Result<OpenLanes, CliError> {
-    let specs = parse_engines(&args.engines)?;
+    let specs = engines_of(args, in_processes)?;
     let paths = resolve_paths(&specs, &args.path)?;
     let packed = Arc::new(open_model(artefact, &args.second)?);
     let mut notes = Vec::new();
@@ -240,7 +285,7 @@ pub fn choose_cut(
         (CutArg::At(cut), _) if cut > blocks => Err(VideoError::Cut { cut, blocks }.into()),
         (CutArg::At(cut), _) => Ok((cut, None)),
         (CutArg::Auto, _) => {
-            let options = RateOptions { samples: 3, warm_up: 1 };
+            let options = RateOptions { samples: 4, warm_up: 1 };
             let rates = measure(lanes, clip, noise, options, &|| keep_going(0, blocks))?;
             let cut = planned_cut(&rates, blocks, decoder_ms, EngineRate::pipeline_ms)?;
             Ok((cut.cut as usize, Some(rates)))

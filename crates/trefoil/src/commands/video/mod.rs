@@ -7,6 +7,7 @@ mod denoise;
 pub mod encode;
 pub mod generate;
 mod lanes;
+mod memory;
 mod orders;
 pub mod quality;
 mod rates;
@@ -14,7 +15,7 @@ mod shared;
 pub mod stream;
 
 use crate::cli::{CalibrateArgs, VideoCommand, VideoInfoArgs, VideoPackArgs};
-use crate::context::{print, print_json, stop_flag};
+use crate::context::{check_distinct, check_writable, print, print_json, stop_flag};
 use crate::error::CliError;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -48,6 +49,10 @@ pub fn run(command: &VideoCommand) -> Result<(), CliError> {
 }
 
 fn pack(args: &VideoPackArgs) -> Result<(), CliError> {
+    check_writable(Some(&args.output))?;
+    let mut inputs = vec![args.model.clone()];
+    inputs.extend(args.config.iter().chain(&args.sampler).chain(&args.adapters).cloned());
+    check_distinct(&[Some(&args.output)], &inputs)?;
     let bar = bar("{bytes}/{total_bytes} {bytes_per_sec} {wide_msg}", args.json);
     let show = |progress: PackProgress<'_>| {
         bar.set_length(progress.total_bytes);
@@ -144,6 +149,10 @@ fn shortened(timesteps: &[f32]) -> String {
 }
 
 fn calibrate(args: &CalibrateArgs) -> Result<(), CliError> {
+    let output = args.output.as_deref().unwrap_or(&args.artefact);
+    check_writable(Some(output))?;
+    let files = args.noise.iter().chain(&args.text).chain(&args.negative).map(|tensor| tensor.file.clone());
+    check_distinct(&[Some(output)], &files.collect::<Vec<_>>())?;
     let model = Arc::new(lanes::open_model(&args.artefact, &args.second)?);
     let spec: EngineSpec = args.engine.parse()?;
     if spec.kind != EngineKind::Cpu {
@@ -178,7 +187,6 @@ fn calibrate(args: &CalibrateArgs) -> Result<(), CliError> {
         keep_going(done, all)
     })?;
     bar.finish_and_clear();
-    let output = args.output.as_deref().unwrap_or(&args.artefact);
     let mut stored = Vec::new();
     for (base, artefact) in model.artefacts().enumerate() {
         let output = if base == 0 { output } else { artefact.path() };

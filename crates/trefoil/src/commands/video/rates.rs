@@ -2,7 +2,7 @@
 
 use super::lanes::OpenLanes;
 use super::orders::{self, Order};
-use super::{blocks, keep_going, lanes, samples_json};
+use super::{blocks, keep_going, lanes, memory, samples_json};
 use crate::cli::RatesArgs;
 use crate::context::{print, print_json};
 use crate::error::CliError;
@@ -25,7 +25,9 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
     if !args.decoder_ms.is_finite() || args.decoder_ms < 0.0 {
         return Err(CliError::Usage(format!("--decoder-ms {} is no time", args.decoder_ms)));
     }
+    lanes::engines_of(&args.engines, args.processes)?;
     let model = Model::open(&args.artefact)?;
+    memory::check_random(&args.engines, args.processes, (&model, &args.artefact), [args.tokens, args.text_rows])?;
     let shape = shape_for_tokens(model.config(), args.tokens);
     let (noise, text) = random_inputs(model.config(), shape, args.text_rows);
     let negative = (model.sampler().branches() > 1).then(|| text.clone());
@@ -47,7 +49,7 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
     let decoder_ms = decoder.map_or([args.decoder_ms; 2], |rate| [rate.solo_ms.median, rate.pipeline_ms()]);
     let cuts = match rates.len() {
         2 => Some([
-            ("solo", lanes::planned_cut(&rates, count, decoder_ms[0], |rate| rate.solo_ms.median)?),
+            ("solo", lanes::planned_cut(&rates, count, decoder_ms[0], EngineRate::alone_ms)?),
             ("corun", lanes::planned_cut(&rates, count, decoder_ms[1], EngineRate::pipeline_ms)?),
         ]),
         _ => None,
@@ -188,6 +190,7 @@ fn engine_json(rate: &EngineRate, flops: u64) -> Value {
         "solo_ms": samples_json(&rate.solo_ms),
         "corun_ms": rate.corun_ms.as_ref().map(samples_json),
         "slowdown": rate.slowdown(),
+        "experts": rate.experts,
         "gflops": flops as f64 / rate.solo_ms.median / 1e6,
         "noisy": rate.solo_ms.spread() > trefoil_core::measurement::NOISY_SPREAD,
     })

@@ -1,9 +1,10 @@
 //! A configuration: which engines, who does what, and what its rounds gave.
 
 use super::super::keep_going;
-use super::super::lanes::Models;
+use super::super::lanes::{Models, OpenLanes};
 use super::cuts::Chosen;
 use super::last_stage::LastStage;
+use super::measured::{LaneRates, Measured};
 use super::memory::WeightMemory;
 use crate::error::CliError;
 use serde_json::{Value, json};
@@ -14,7 +15,7 @@ use trefoil_kernels::Kernels;
 use trefoil_video::engine::Shape;
 use trefoil_video::process::ProcessStatus;
 use trefoil_video::stream::{
-    ClipReport, Denoised, StreamItem, StreamReport, run_data_parallel_with, run_stream_reporting,
+    ClipReport, Denoised, Observed, StreamItem, StreamReport, run_data_parallel_with, run_stream_reporting,
 };
 use trefoil_video::{EngineSpec, Event, Lane, NumericPath, Tensor, VideoError};
 use trefoil_weights::memory::reset_peak;
@@ -54,12 +55,17 @@ pub struct Configuration {
     pub engines: Vec<(EngineSpec, NumericPath)>,
     /// Who chose its cut.
     pub chosen: Vec<Chosen>,
-    /// Milliseconds per clip that the rates promise.
-    pub predicted: Option<f64>,
+    /// Milliseconds per clip that rates promise for as many clips as run, of each round: measured before the round, so that a prediction's
+    /// error can be told apart from the machine's drift.
+    pub predictions: Vec<f64>,
     /// Milliseconds per clip, of each round.
     pub per_clip: Vec<f64>,
     /// Latency of every clip.
     pub latencies: Vec<f64>,
+    /// What the last prediction rests on, where these engines were measured for it alone.
+    pub rates: Option<LaneRates>,
+    /// What the stream of the last round showed of its parts, the first clip left out.
+    pub observed: Observed,
     /// Busy milliseconds a clip of either stage of a pipeline, of each round.
     pub stages: Vec<[f64; 2]>,
     /// Handoffs between engines in all rounds, and their bytes.
@@ -84,17 +90,28 @@ pub struct Bench<'a> {
     pub blocks: usize,
 }
 
+impl Bench<'_> {
+    /// The two engines on one copy of the weights, and their processes where they have some.
+    pub fn open_pair(&self, open: &OpenLanes) -> Result<(Vec<Lane>, Vec<Arc<ProcessStatus>>), VideoError> {
+        let started = open.specs.iter().zip(&open.paths).map(|(spec, &path)| self.models.start(spec, path));
+        let (lanes, processes): (Vec<_>, Vec<_>) = started.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        Ok((lanes, processes.into_iter().flatten().collect()))
+    }
+}
+
 impl Configuration {
     /// One that has not run.
-    pub fn new(name: String, kind: Kind, engines: Vec<(EngineSpec, NumericPath)>, predicted: Option<f64>) -> Self {
+    pub fn new(name: String, kind: Kind, engines: Vec<(EngineSpec, NumericPath)>) -> Self {
         Self {
             name,
             kind,
             engines,
             chosen: Vec::new(),
-            predicted,
+            predictions: Vec::new(),
             per_clip: Vec::new(),
             latencies: Vec::new(),
+            rates: None,
+            observed: Observed::default(),
             stages: Vec::new(),
             handoffs: 0,
             handoff_bytes: 0,
@@ -127,19 +144,48 @@ impl Configuration {
         Ok((lanes, processes))
     }
 
+    /// The last stage's kernels, for each of its lanes.
+    pub fn kernels(&self) -> Result<Vec<Kernels>, VideoError> {
+        if let Kind::HeteroTensor { .. } = self.kind {
+            let all: Vec<usize> = self.engines.iter().flat_map(|(spec, _)| spec.resolved_cores()).collect();
+            return Ok(vec![Kernels::best(&all)?]);
+        }
+        self.engines.iter().map(|(spec, _)| LastStage::kernels(Some(spec))).collect()
+    }
+
+    /// What the next round will take by the rates of the two engines or, where other engines run, by theirs, measured now on engines like
+    /// those that will run.
+    pub fn predict(&mut self, bench: &Bench<'_>, measured: &Measured, specs: &[EngineSpec]) -> Result<(), CliError> {
+        let [one, two] = &measured.lanes;
+        let known = match (self.kind, self.engines.as_slice()) {
+            (Kind::Single, [(spec, _)]) => measured.lanes.iter().zip(specs).find(|(_, known)| *known == spec),
+            _ => None,
+        };
+        let predicted = match (self.kind, known) {
+            (Kind::DataParallel | Kind::Pipeline(_), _) => {
+                measured.predict(self.kind, &[one, two], bench.last_stage, bench.clips)
+            }
+            (_, Some((lane, _))) => measured.predict(self.kind, &[lane], bench.last_stage, bench.clips),
+            (_, None) => {
+                let (mut lanes, _processes) = self.open(bench)?;
+                let inputs = (bench.noise, bench.text);
+                let lane = measured.alone(lanes.swap_remove(0), &self.kernels()?[0], bench.last_stage, inputs)?;
+                let predicted = measured.predict(self.kind, &[&lane], bench.last_stage, bench.clips);
+                self.rates = Some(lane);
+                predicted
+            }
+        };
+        self.predictions.extend(predicted);
+        Ok(())
+    }
+
     /// Makes the clips once more.
     pub fn round(&mut self, bench: &Bench<'_>) -> Result<(), CliError> {
         // Where the kernel does not let it be reset, the peak is that of everything before too.
         reset_peak();
         let (mut lanes, processes) = self.open(bench)?;
         let is_serial = self.kind.is_serial();
-        let all: Vec<usize> = self.engines.iter().flat_map(|(spec, _)| spec.resolved_cores()).collect();
-        let kernels = if let Kind::HeteroTensor { .. } = self.kind {
-            vec![Kernels::best(&all).map_err(VideoError::from)?]
-        } else {
-            let kernels = self.engines.iter().map(|(spec, _)| LastStage::kernels(Some(spec)));
-            kernels.collect::<Result<Vec<_>, _>>()?
-        };
+        let kernels = self.kernels()?;
         let items = (0..bench.clips).map(|number| StreamItem {
             number,
             noise: bench.noise.clone(),
@@ -178,8 +224,9 @@ impl Configuration {
         self.handoffs += report.handoffs;
         self.handoff_bytes += report.clips.iter().map(|clip| clip.handoff_bytes).sum::<usize>();
         self.idle.clone_from(&report.idle);
+        let observed = report.observed();
+        self.observed = observed;
         if let Kind::Pipeline(cut) = self.kind {
-            let observed = report.observed();
             let first = observed.first_ms.unwrap_or(0.0) * cut as f64;
             let second = observed.second_ms.unwrap_or(0.0) * (report.blocks - cut) as f64;
             self.stages.push([first, second + observed.last_stage_ms.unwrap_or(0.0)]);
@@ -216,9 +263,16 @@ impl Configuration {
         Samples::from_values(&mut self.latencies.clone())
     }
 
-    /// Predicted over measured, less one.
+    /// The median prediction.
+    pub fn predicted(&self) -> Option<f64> {
+        Some(Samples::from_values(&mut self.predictions.clone())?.median)
+    }
+
+    /// Predicted over measured, less one: the median of the rounds.
     pub fn error(&self) -> Option<f64> {
-        Some(self.predicted? / self.period()?.median - 1.0)
+        let rounds = self.predictions.iter().zip(&self.per_clip);
+        let mut errors: Vec<f64> = rounds.map(|(predicted, measured)| predicted / measured - 1.0).collect();
+        Some(Samples::from_values(&mut errors)?.median)
     }
 
     /// Median busy milliseconds a clip of both stages.
@@ -258,10 +312,13 @@ impl Configuration {
             "cpu_share": match self.kind { Kind::HeteroTensor { cpu_share, .. } => Some(cpu_share), _ => None },
             "ms_per_clip": samples(self.period()),
             "rounds": self.per_clip,
-            "predicted_ms": self.predicted,
+            "predicted_ms": self.predicted(),
+            "predictions": self.predictions,
+            "observed": self.observed,
+            "rates": self.rates,
             "prediction_error": self.error(),
             "gain": self.period().map(|period| best_single_ms / period.median),
-            "predicted_gain": self.predicted.zip(best_single_predicted).map(|(predicted, single)| single / predicted),
+            "predicted_gain": self.predicted().zip(best_single_predicted).map(|(predicted, single)| single / predicted),
             "latency_ms": samples(self.latency()),
             "needs": self.needs(best_latency),
             "slo": FACTORS.iter().map(slo).collect::<Vec<_>>(),

@@ -4,15 +4,16 @@ use super::super::keep_going;
 use crate::cli::BenchVideoArgs;
 use crate::error::CliError;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use trefoil_core::Samples;
 use trefoil_kernels::Kernels;
 use trefoil_report::format;
 use trefoil_video::engine::stand_in;
 use trefoil_video::noise::torch_normals;
-use trefoil_video::stream::LastStageOn;
+use trefoil_video::stream::{Cost, LastStageOn, LastStageRate, measure_last_stage};
 use trefoil_video::synthetic::write_vae_decoder;
 use trefoil_video::vae::{Latent, VaeConfig, VaeDecoder};
-use trefoil_video::{EngineSpec, VideoError};
+use trefoil_video::{Clip, EngineSpec, Lane, Tensor, VideoError};
 
 /// See the module.
 pub enum LastStage {
@@ -82,6 +83,31 @@ impl LastStage {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Times it on kernels, alone and while a lane beside it runs blocks; of a stand-in what was declared.
+    pub fn rate(
+        &self,
+        kernels: &Kernels,
+        beside: Option<(&mut Lane, &Clip, &Tensor)>,
+    ) -> Result<LastStageRate, VideoError> {
+        if let LastStage::StandIn([solo, corun]) = *self {
+            return Ok(LastStageRate { solo_ms: Samples::exactly(solo), corun_ms: Some(Samples::exactly(corun)) });
+        }
+        let mut stage = || {
+            let begun = Instant::now();
+            self.run(kernels, false)?;
+            Ok(begun.elapsed().as_secs_f64() * 1e3)
+        };
+        measure_last_stage(&mut stage, beside, &|| keep_going(0, 0))
+    }
+
+    /// What it costs at such a rate. A stand-in waits as [`LastStage::run`] does, whoever works meanwhile.
+    pub fn cost(&self, rate: &LastStageRate, is_serial: bool) -> Cost {
+        match self {
+            LastStage::StandIn([solo, corun]) => Cost::always(if is_serial { *solo } else { *corun }),
+            LastStage::Decoder(_) => Cost { solo: rate.solo_ms.median, corun: rate.pipeline_ms() },
         }
     }
 

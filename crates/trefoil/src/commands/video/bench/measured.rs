@@ -1,33 +1,42 @@
 //! What is known before the configurations run: the paper's three rates, alone and together (HeteroVDiff 3.3, Table 1), and what follows
 //! from them.
 
-use super::super::lanes::OpenLanes;
 use super::super::{keep_going, samples_json};
+use super::configuration::Kind;
 use super::last_stage::LastStage;
 use crate::error::CliError;
+use serde::Serialize;
 use serde_json::{Value, json};
-use std::time::Instant;
 use trefoil_core::{Origin, Samples};
+use trefoil_kernels::Kernels;
 use trefoil_plan::stream::VideoRates;
 use trefoil_report::{Table, format, text_table};
 use trefoil_video::rates::{EngineRate, RateOptions, measure};
-use trefoil_video::stream::{LastStageRate, measure_last_stage};
+use trefoil_video::stream::{Division, LaneCosts, LastStageRate, forecast};
 use trefoil_video::{Clip, EngineSpec, Lane, Tensor, VideoError};
 
-/// Blocks timed per engine and condition of the two engines, and of others.
-const OF_ENGINES: RateOptions = RateOptions { samples: 10, warm_up: 2 };
-const OF_OTHERS: RateOptions = RateOptions { samples: 5, warm_up: 1 };
+/// Blocks timed per engine and condition.
+const OPTIONS: RateOptions = RateOptions { samples: 10, warm_up: 2 };
+
+/// What the parts of a clip cost on one engine.
+#[derive(Serialize)]
+pub struct LaneRates {
+    /// A block.
+    pub engine: EngineRate,
+    /// The host's work around the blocks of one step, in milliseconds.
+    pub host_ms: f64,
+    /// A clip's conditions (text contexts, timesteps), in milliseconds.
+    pub conditions_ms: f64,
+    /// The last stage on its cores; of a stand-in what was declared.
+    pub last_stage: LastStageRate,
+}
 
 /// Rates of the two engines and of the last stage.
 pub struct Measured {
-    /// `T_G` and `T_N`.
-    pub engines: Vec<EngineRate>,
-    /// `T_V`; of a stand-in what was declared.
-    pub last_stage: LastStageRate,
-    /// The host's work around the blocks of one step, for each engine, in milliseconds.
-    pub host_ms: Vec<f64>,
-    /// A clip's conditions (text contexts, timesteps), in milliseconds.
-    pub conditions_ms: f64,
+    /// `T_G` and `T_N`, and what else each engine does for a clip.
+    pub lanes: [LaneRates; 2],
+    /// The clip that was measured.
+    clip: Clip,
     /// Block executions of a clip, and of a step.
     pub blocks: usize,
     pub layers: usize,
@@ -36,67 +45,87 @@ pub struct Measured {
 impl Measured {
     /// Measures on open lanes.
     pub fn of(
-        open: &mut OpenLanes,
+        lanes: &mut [Lane],
+        specs: &[EngineSpec],
         last_stage: &LastStage,
         (noise, text): (&Tensor, &Tensor),
     ) -> Result<Measured, CliError> {
-        let model = open.lanes[0].model().clone();
-        let begun = Instant::now();
-        let clip = Clip::new(open.lanes[0].host_mut(), &model, noise, text, None)?;
-        let conditions_ms = begun.elapsed().as_secs_f64() * 1e3;
+        let model = lanes[0].model().clone();
+        let clip = Clip::new(lanes[0].host_mut(), &model, noise, text, None)?;
         let (blocks, layers) = (clip.trajectory().blocks(), clip.trajectory().layers);
         let check = || keep_going(0, blocks);
-        let engines = measure(&mut open.lanes, &clip, noise, OF_ENGINES, &check)?;
-        let mut host_ms = Vec::new();
-        for lane in &mut open.lanes {
-            host_ms.push(lane.time_host(&clip, noise)?.as_secs_f64() * 1e3);
-        }
-        let last_stage = match last_stage {
-            LastStage::StandIn([solo, corun]) => {
-                LastStageRate { solo_ms: Samples::exactly(*solo), corun_ms: Some(Samples::exactly(*corun)) }
-            }
-            LastStage::Decoder(_) => {
-                let kernels = LastStage::kernels(open.specs.last())?;
-                let mut stage = || {
-                    let begun = Instant::now();
-                    last_stage.run(&kernels, false)?;
-                    Ok(begun.elapsed().as_secs_f64() * 1e3)
-                };
-                measure_last_stage(&mut stage, Some((&mut open.lanes[0], &clip, noise)), &check)?
-            }
+        let engines = measure(lanes, &clip, noise, OPTIONS, &check)?;
+        let both = |engines: Vec<EngineRate>| <[EngineRate; 2]>::try_from(engines).ok();
+        let (Some([one, two]), [first, second]) = (both(engines), lanes) else {
+            return Err(CliError::Usage("the benchmark needs two engines".to_owned()));
         };
-        Ok(Measured { engines, last_stage, host_ms, conditions_ms, blocks, layers })
+        let of = |engine, lane: &mut Lane, spec: &EngineSpec, beside: &mut Lane| {
+            let kernels = LastStage::kernels(Some(spec))?;
+            let last_stage = last_stage.rate(&kernels, Some((beside, &clip, noise)))?;
+            LaneRates::of(engine, lane, &clip, (noise, text), last_stage)
+        };
+        let lanes = [of(one, first, &specs[0], second)?, of(two, second, &specs[1], first)?];
+        Ok(Measured { lanes, clip, blocks, layers })
+    }
+
+    /// One more engine that runs alone, in the conditions in which it will.
+    pub fn alone(
+        &self,
+        lane: Lane,
+        kernels: &Kernels,
+        last_stage: &LastStage,
+        (noise, text): (&Tensor, &Tensor),
+    ) -> Result<LaneRates, CliError> {
+        let mut lanes = [lane];
+        let rates = measure(&mut lanes, &self.clip, noise, OPTIONS, &|| keep_going(0, self.blocks))?;
+        let [lane] = &mut lanes;
+        let Some(engine) = rates.into_iter().next() else {
+            let reason = "it was not timed".to_owned();
+            return Err(VideoError::Engine { engine: lane.engine().name().to_owned(), reason }.into());
+        };
+        LaneRates::of(engine, lane, &self.clip, (noise, text), last_stage.rate(kernels, None)?)
+    }
+
+    /// Milliseconds per clip that the rates of these engines give for so many clips, counted as [`super::configuration::Configuration`] counts
+    /// what it measures.
+    pub fn predict(&self, kind: Kind, lanes: &[&LaneRates], last_stage: &LastStage, clips: usize) -> Option<f64> {
+        let costs: Vec<LaneCosts> = lanes
+            .iter()
+            .map(|lane| {
+                let last = last_stage.cost(&lane.last_stage, kind.is_serial());
+                LaneCosts::of(&lane.engine, &self.clip, lane.host_ms, lane.conditions_ms, last)
+            })
+            .collect();
+        match kind {
+            Kind::Single | Kind::HeteroTensor { .. } => forecast(&costs, Division::Alone, clips).period_ms(),
+            Kind::Pipeline(cut) => forecast(&costs, Division::Cut(cut), clips).period_ms(),
+            Kind::DataParallel => {
+                let over = forecast(&costs, Division::Whole(last_stage.in_data_parallel()), clips).end_ms();
+                Some(over / clips as f64)
+            }
+        }
     }
 
     /// Rates while both run, the host's share of a block included: what a pipeline sees.
     pub fn corun(&self) -> VideoRates {
-        self.rates(EngineRate::pipeline_ms, self.last_stage.pipeline_ms())
+        self.rates(EngineRate::pipeline_ms, LastStageRate::pipeline_ms)
     }
 
     /// Rates alone.
     pub fn solo(&self) -> VideoRates {
-        self.rates(|rate| rate.solo_ms.median, self.last_stage.solo_ms.median)
+        self.rates(EngineRate::alone_ms, |rate| rate.solo_ms.median)
     }
 
-    fn rates(&self, of: fn(&EngineRate) -> f64, decoder: f64) -> VideoRates {
-        let block = |lane: usize| of(&self.engines[lane]) + self.host_ms[lane] / self.layers as f64;
-        VideoRates { first: block(0) + self.conditions_ms / self.blocks as f64, second: block(1), decoder }
+    fn rates(&self, of: fn(&EngineRate) -> f64, last: fn(&LastStageRate) -> f64) -> VideoRates {
+        let [one, two] = &self.lanes;
+        let block = |lane: &LaneRates| of(&lane.engine) + lane.host_ms / self.layers as f64;
+        let conditions = one.conditions_ms / self.blocks as f64;
+        VideoRates { first: block(one) + conditions, second: block(two), decoder: last(&two.last_stage) }
     }
 
-    /// A clip on one engine whose block takes `block_ms` alone; its host is that of `lane`.
-    pub fn serial_ms(&self, block_ms: f64, lane: usize) -> f64 {
-        let steps = self.blocks / self.layers;
-        self.blocks as f64 * block_ms
-            + steps as f64 * self.host_ms[lane]
-            + self.conditions_ms
-            + self.last_stage.solo_ms.median
-    }
-
-    /// All blocks of a clip on either engine while both run.
-    pub fn whole_clips(&self) -> [f64; 2] {
-        let rates = self.corun();
-        // A clip's conditions are in the first engine's rate already.
-        [rates.first * self.blocks as f64, rates.second * self.blocks as f64 + self.conditions_ms]
+    /// `T_G` and `T_N`.
+    pub fn engines(&self) -> impl Iterator<Item = &EngineRate> {
+        self.lanes.iter().map(|lane| &lane.engine)
     }
 
     /// The three rates alone and while the other works, as the paper's Table 1.
@@ -108,8 +137,7 @@ impl Measured {
         let clips = [[solo.first, corun.first], [solo.second, corun.second]];
         let names = ["T_G", "T_N"];
         let mut rows: Vec<Vec<(String, bool)>> = self
-            .engines
-            .iter()
+            .engines()
             .zip(specs)
             .zip(names.iter().zip(clips))
             .enumerate()
@@ -142,35 +170,37 @@ impl Measured {
 
     /// The same for programs.
     pub fn json(&self, last_stage: &LastStage) -> Value {
+        let rate = &self.lanes[1].last_stage;
         json!({
-            "engines": self.engines,
-            "slowdown": self.engines.iter().map(EngineRate::slowdown).collect::<Vec<_>>(),
+            "engines": self.engines().collect::<Vec<_>>(),
+            "slowdown": self.engines().map(EngineRate::slowdown).collect::<Vec<_>>(),
             "last_stage": {
                 "what": last_stage.describe(),
-                "solo_ms": samples_json(&self.last_stage.solo_ms),
-                "corun_ms": self.last_stage.corun_ms.as_ref().map(samples_json),
-                "slowdown": self.last_stage.corun_ms.as_ref().map(|corun| corun.median / self.last_stage.solo_ms.median).filter(|ratio| ratio.is_finite()),
+                "solo_ms": samples_json(&rate.solo_ms),
+                "corun_ms": rate.corun_ms.as_ref().map(samples_json),
+                "slowdown": rate.corun_ms.as_ref().map(|corun| corun.median / rate.solo_ms.median).filter(|ratio| ratio.is_finite()),
                 "origin": if last_stage.is_emulated() { Origin::Emulated } else { Origin::Measured },
             },
-            "host_ms": self.host_ms,
-            "conditions_ms": self.conditions_ms,
+            "host_ms": self.lanes.iter().map(|lane| lane.host_ms).collect::<Vec<_>>(),
+            "conditions_ms": self.lanes.iter().map(|lane| lane.conditions_ms).collect::<Vec<_>>(),
             "solo": self.solo(),
             "corun": self.corun(),
         })
     }
 }
 
-/// A block of one more lane, alone.
-pub fn block_alone(lane: Lane, noise: &Tensor, text: &Tensor) -> Result<EngineRate, CliError> {
-    let mut lanes = [lane];
-    let model = lanes[0].model().clone();
-    let clip = Clip::new(lanes[0].host_mut(), &model, noise, text, None)?;
-    let blocks = clip.trajectory().blocks();
-    let mut rates = measure(&mut lanes, &clip, noise, OF_OTHERS, &|| keep_going(0, blocks))?;
-    rates.pop().ok_or_else(|| {
-        let reason = "it was not timed".to_owned();
-        VideoError::Engine { engine: lanes[0].engine().name().to_owned(), reason }.into()
-    })
+impl LaneRates {
+    fn of(
+        engine: EngineRate,
+        lane: &mut Lane,
+        clip: &Clip,
+        (noise, text): (&Tensor, &Tensor),
+        last_stage: LastStageRate,
+    ) -> Result<LaneRates, CliError> {
+        let host_ms = lane.time_host(clip, noise)?.as_secs_f64() * 1e3;
+        let conditions_ms = lane.time_conditions(noise, text, None)?.as_secs_f64() * 1e3;
+        Ok(LaneRates { engine, host_ms, conditions_ms, last_stage })
+    }
 }
 
 /// `478 ms (468–496 ms)`.

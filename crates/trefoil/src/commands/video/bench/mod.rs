@@ -10,18 +10,18 @@ mod report;
 
 use super::blocks;
 use super::lanes::{self, OpenLanes};
+use super::memory as needs;
 use crate::cli::{BenchVideoArgs, EngineArgs, RandomModel, SecondArgs};
 use crate::context::ProgressLine;
 use crate::error::CliError;
 use configuration::{Bench, Configuration, Kind};
 use last_stage::LastStage;
-use measured::{Measured, block_alone};
+use measured::Measured;
 use report::Outcome;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use trefoil_video::engine::{EngineKind, Shape, allowed_cores, is_on_cores};
-use trefoil_video::rates::{EngineRate, random_inputs, shape_for_tokens};
-use trefoil_video::stream::LastStageOn;
+use trefoil_video::rates::{random_inputs, shape_for_tokens};
 use trefoil_video::{EngineSpec, Model, NumericPath, Sampler, VideoPackOptions, pack_video};
 
 /// Most clips and rounds.
@@ -31,6 +31,17 @@ const MOST: usize = 1000;
 pub fn run(args: &BenchVideoArgs) -> Result<(), CliError> {
     let begun = Instant::now();
     check(args)?;
+    let engines = EngineArgs {
+        engines: engines(args)?,
+        path: args.path.clone(),
+        checkpoint: None,
+        second: SecondArgs { second: None, switch_timestep: None },
+    };
+    if lanes::engines_of(&engines, args.processes)?.len() != 2 {
+        return Err(CliError::Usage(
+            "the benchmark needs two engines, like --engines cpu@0,cpu@1 or cpu@0,opencl@1".to_owned(),
+        ));
+    }
     let space = tempfile::tempdir().map_err(|source| CliError::File {
         action: "create",
         path: std::env::temp_dir(),
@@ -42,18 +53,13 @@ pub fn run(args: &BenchVideoArgs) -> Result<(), CliError> {
         Some(artefact) => (artefact.clone(), "given"),
         None => (random_artefact(args, space.path())?, "random weights"),
     };
-    let engines = EngineArgs {
-        engines: engines(args)?,
-        path: args.path.clone(),
-        checkpoint: None,
-        second: SecondArgs { second: None, switch_timestep: None },
-    };
     let model = Model::open(&artefact)?;
     if model.sampler().branches() > 1 {
         return Err(CliError::Usage(
             "the benchmark takes no model with guidance; pack with a sampler of guidance 1".to_owned(),
         ));
     }
+    needs::check_random(&engines, args.processes, (&model, &artefact), [args.tokens, args.text_rows])?;
     let config = model.config().clone();
     let count = blocks(&model);
     drop(model);
@@ -61,13 +67,8 @@ pub fn run(args: &BenchVideoArgs) -> Result<(), CliError> {
     let (noise, text) = random_inputs(&config, shape, args.text_rows);
     let last_stage = LastStage::of(args, space.path())?;
     let mut open = lanes::open_in(&artefact, &engines, (&noise, &text, None), args.processes)?;
-    if open.lanes.len() != 2 {
-        return Err(CliError::Usage(
-            "the benchmark needs two engines, like --engines cpu@0,cpu@1 or cpu@0,opencl@1".to_owned(),
-        ));
-    }
     progress.step("rates");
-    let measured = Measured::of(&mut open, &last_stage, (&noise, &text))?;
+    let measured = Measured::of(&mut open.lanes, &open.specs, &last_stage, (&noise, &text))?;
     // Every configuration opens its own.
     open.lanes.clear();
     open.processes.clear();
@@ -85,16 +86,20 @@ pub fn run(args: &BenchVideoArgs) -> Result<(), CliError> {
         blocks: count,
     };
     let chosen = cuts::choose(&measured)?;
-    let mut configurations = configurations(args, &open, &measured, &chosen, &last_stage)?;
-    for configuration in configurations.iter_mut().filter(|row| row.kind.is_serial() && row.predicted.is_none()) {
-        progress.step(&format!("rates: {}", configuration.name));
-        let (mut lanes, _processes) = configuration.open(&bench)?;
-        let rate = block_alone(lanes.swap_remove(0), &noise, &text)?;
-        configuration.predicted = Some(measured.serial_ms(rate.solo_ms.median, 1));
-    }
+    let mut configurations = configurations(args, &open, &measured, &chosen)?;
     for round in 0..args.rounds {
+        let step = |what: &str| progress.step(&format!("round {} of {}: {what}", round + 1, args.rounds));
+        let again = if round == 0 {
+            None
+        } else {
+            step("rates");
+            let (mut lanes, _processes) = bench.open_pair(&open)?;
+            Some(Measured::of(&mut lanes, &open.specs, &last_stage, (&noise, &text))?)
+        };
+        let measured = again.as_ref().unwrap_or(&measured);
         for configuration in &mut configurations {
-            progress.step(&format!("round {} of {}: {}", round + 1, args.rounds, configuration.name));
+            step(&configuration.name);
+            configuration.predict(&bench, measured, &open.specs)?;
             configuration.round(&bench)?;
         }
     }
@@ -121,10 +126,8 @@ fn check(args: &BenchVideoArgs) -> Result<(), CliError> {
             return Err(CliError::Usage(format!("{name} {value}; it must lie in 1..={MOST}")));
         }
     }
-    if args.clips < 2 || args.tokens == 0 || args.text_rows == 0 {
-        return Err(CliError::Usage(
-            "a stream needs at least 2 --clips, and --tokens and --text-rows above 0".to_owned(),
-        ));
+    if args.clips < 2 {
+        return Err(CliError::Usage("a stream needs at least 2 --clips".to_owned()));
     }
     match args.hetero_tensor_ms {
         Some(ms) if !(0.0..=1e7).contains(&ms) => {
@@ -164,33 +167,21 @@ fn configurations(
     open: &OpenLanes,
     measured: &Measured,
     chosen: &[cuts::Chosen],
-    last_stage: &LastStage,
 ) -> Result<Vec<Configuration>, CliError> {
     let (specs, paths) = (open.specs.as_slice(), open.paths.as_slice());
     let both: Vec<(EngineSpec, NumericPath)> = specs.iter().cloned().zip(paths.iter().copied()).collect();
     let mut all = Vec::new();
-    for (lane, (engine, rate)) in both.iter().zip(&measured.engines).enumerate() {
-        let predicted = measured.serial_ms(rate.solo_ms.median, lane);
-        all.push(Configuration::new(
-            format!("{} alone", engine.0),
-            Kind::Single,
-            vec![engine.clone()],
-            Some(predicted),
-        ));
+    for engine in &both {
+        all.push(Configuration::new(format!("{} alone", engine.0), Kind::Single, vec![engine.clone()]));
     }
     for (spec, path) in on_all_cores(specs, paths)? {
         let name = format!("{spec} alone, {path}");
-        all.push(Configuration::new(name, Kind::Single, vec![(spec, path)], None));
+        all.push(Configuration::new(name, Kind::Single, vec![(spec, path)]));
     }
-    let is_on_second = last_stage.in_data_parallel() == LastStageOn::Last;
-    let last_ms = measured.corun().decoder;
-    let over = cuts::data_parallel_ms(measured.whole_clips(), last_ms, args.clips, is_on_second);
-    let predicted = Some(over / args.clips as f64);
-    all.push(Configuration::new("data-parallel".to_owned(), Kind::DataParallel, both.clone(), predicted));
-    if let Some((cpu_share, shape)) = hetero_tensor(args, specs, paths, &measured.engines)? {
+    all.push(Configuration::new("data-parallel".to_owned(), Kind::DataParallel, both.clone()));
+    if let Some((cpu_share, shape)) = hetero_tensor(args, specs, paths, measured)? {
         let name = format!("hetero-tensor, {:.0}% of the columns on the CPU", cpu_share * 100.0);
-        let predicted = shape.map(|shape| measured.serial_ms(shape.solo.as_secs_f64() * 1e3, 1));
-        all.push(Configuration::new(name, Kind::HeteroTensor { cpu_share, shape }, both.clone(), predicted));
+        all.push(Configuration::new(name, Kind::HeteroTensor { cpu_share, shape }, both.clone()));
     }
     for choice in chosen {
         let cut = choice.expected.cut as usize;
@@ -198,9 +189,8 @@ fn configurations(
             same.chosen.push(choice.clone());
             continue;
         }
-        let predicted = Some(choice.expected.period);
-        let mut configuration =
-            Configuration::new(format!("pipeline, cut {cut}"), Kind::Pipeline(cut), both.clone(), predicted);
+        let name = format!("pipeline, cut {cut}");
+        let mut configuration = Configuration::new(name, Kind::Pipeline(cut), both.clone());
         configuration.chosen.push(choice.clone());
         all.push(configuration);
     }
@@ -214,7 +204,7 @@ fn hetero_tensor(
     args: &BenchVideoArgs,
     specs: &[EngineSpec],
     paths: &[NumericPath],
-    rates: &[EngineRate],
+    measured: &Measured,
 ) -> Result<Option<(f64, Option<Shape>)>, CliError> {
     let shape = args.hetero_tensor_ms.map(|ms| Duration::from_secs_f64(ms / 1e3));
     let of = |kind| specs.iter().position(|spec| spec.kind == kind);
@@ -230,7 +220,7 @@ fn hetero_tensor(
     if shape.is_none() && specs.iter().any(|spec| spec.shape.is_some()) {
         return Ok(None);
     }
-    let (cpu, opencl) = (rates[cpu].pipeline_ms(), rates[opencl].pipeline_ms());
+    let [cpu, opencl] = [cpu, opencl].map(|lane| measured.lanes[lane].engine.pipeline_ms());
     Ok(Some((opencl / (cpu + opencl), shape.map(|time| Shape { solo: time, corun: time }))))
 }
 

@@ -75,7 +75,7 @@ impl Outcome<'_> {
         let rows: Vec<Value> = self
             .configurations
             .iter()
-            .map(|row| row.json(best.single.ms(), best.single.predicted, best.latency))
+            .map(|row| row.json(best.single.ms(), best.single.predicted(), best.latency))
             .collect();
         let [solo, corun] = [measured.solo(), measured.corun()];
         json!({
@@ -86,7 +86,7 @@ impl Outcome<'_> {
             "clips": args.clips,
             "rounds": args.rounds,
             "processes": args.processes,
-            "rates": measured.engines,
+            "rates": measured.engines().collect::<Vec<_>>(),
             "table1": measured.json(self.last_stage),
             "cuts": { "solo": self.promised(solo), "corun": self.promised(corun), "table5": self.chosen_json() },
             "decoder": {
@@ -132,7 +132,7 @@ impl Outcome<'_> {
                     "chooser": chosen.chooser,
                     "cut": chosen.expected.cut,
                     "promised_ms": chosen.promised.period,
-                    "predicted_ms": chosen.expected.period,
+                    "predicted_ms": row.predicted(),
                     "predicted_stages_ms": [chosen.expected.first_stage, chosen.expected.second_stage],
                     "measured_ms": row.period().map(|period| period.median),
                     "prediction_error": row.error(),
@@ -189,7 +189,7 @@ impl Outcome<'_> {
                     row.name.clone(),
                     format::optional_time(period.as_ref().map(|samples| samples.median)),
                     period.as_ref().map_or_else(absent, |samples| format::time_range(samples.p10, samples.p90)),
-                    format::optional_time(row.predicted),
+                    format::optional_time(row.predicted()),
                     row.error().map_or_else(absent, format::signed_percent),
                     format::ratio(best.single.ms() / row.ms()),
                     format::optional_time(row.latency().map(|samples| samples.median)),
@@ -242,7 +242,7 @@ impl Outcome<'_> {
                     format::optional_time(first.zip(second).map(|(first, second)| (first - second).abs())),
                     format::optional_time(row.period().map(|period| period.median)),
                     format::signed_percent(row.ms() / deployed - 1.0),
-                    format::time(chosen.expected.period),
+                    format::optional_time(row.predicted()),
                     row.error().map_or_else(|| format::ABSENT.to_owned(), format::signed_percent),
                     format::time(chosen.promised.period),
                 ];
@@ -316,7 +316,7 @@ impl Outcome<'_> {
         let gain = best.single.ms() / best.all.ms();
         let mut text =
             format!("{} is best: {} the throughput of {}", best.all.name, format::ratio(gain), best.single.name);
-        if let (Some(single), Some(predicted)) = (best.single.predicted, best.all.predicted) {
+        if let (Some(single), Some(predicted)) = (best.single.predicted(), best.all.predicted()) {
             let promised = single / predicted;
             let _ = write!(
                 text,

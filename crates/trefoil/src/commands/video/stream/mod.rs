@@ -1,7 +1,6 @@
 //! `trefoil video stream`: many prompts through the pipeline, the decoder in it, resumable, with baselines.
 
 mod args;
-mod memory;
 mod progress;
 mod report;
 mod source;
@@ -14,27 +13,26 @@ use super::keep_going;
 use super::lanes::{self, OpenLanes};
 use super::orders::{self, Order};
 use crate::cli::CutArg;
-use crate::context::{check_writable, print, print_json, write_text};
+use crate::context::{check_distinct, check_writable, print, print_json, write_text};
 use crate::error::CliError;
 use progress::Progress;
 use report::{Configuration, Outcome};
 use serde_json::json;
 use source::Source;
 use stage::{Outputs, Stage};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use tempfile::TempDir;
 use trefoil_core::Origin;
 use trefoil_plan::stream::{Cut, VideoRates, cut_at, one_cut};
 use trefoil_report::{TraceMeta, chrome_trace};
-use trefoil_video::engine::parse_engines;
 use trefoil_video::job::{Finished, Job};
 use trefoil_video::output::{ClipMetadata, write_job_sheet};
 use trefoil_video::rates::EngineRate;
 use trefoil_video::stream::{
-    Denoised, LastStageOn, LastStageRate, Observed, StreamItem, StreamReport, measure_last_stage,
-    run_data_parallel_with, run_stream_reporting,
+    Cost, Denoised, Division, LaneCosts, LastStageOn, LastStageRate, Observed, StreamItem, StreamReport, forecast,
+    measure_last_stage, run_data_parallel_with, run_stream_reporting,
 };
 use trefoil_video::{Clip, EngineSpec, Event, Lane, NumericPath, Tensor, VideoError};
 
@@ -47,8 +45,12 @@ pub fn run(args: &StreamArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(format!("--decoder-ms {} is no time", args.decoder_ms)));
     }
     check_writable(args.trace.as_deref())?;
+    let text =
+        args.text.as_ref().map(|text| PathBuf::from(text.rsplit_once(':').map_or(text.as_str(), |(file, _)| file)));
+    let inputs = [Some(args.model.clone()), args.prompts.clone(), text, args.artefact.clone(), args.decoder.clone()];
+    check_distinct(&[args.trace.as_deref()], &inputs.into_iter().flatten().collect::<Vec<_>>())?;
     // Before a folder is made for a job that cannot run.
-    let engines = parse_engines(&args.engines.engines)?;
+    let engines = lanes::engines_of(&args.engines, args.processes)?;
     if engines.len() == 1 && args.cut != CutArg::Auto {
         return Err(CliError::Usage("--cut needs two engines, like --engines cpu@0,cpu@1".to_owned()));
     }
@@ -152,6 +154,8 @@ pub struct Prepared {
     conditions_ms: f64,
     /// What all of it promises for the cut.
     planned: Option<Cut>,
+    /// The mean time between ends of as many clips as are to be made, from the same.
+    forecast_ms: Option<f64>,
     /// Both orders of the engines, where they were compared.
     orders: Option<[Order; 2]>,
 }
@@ -167,7 +171,7 @@ fn prepare(
     let model = open.lanes[0].model().clone();
     let begun = Instant::now();
     let clip = Clip::new(open.lanes[0].host_mut(), &model, &first.noise, &first.text, first.negative.as_ref())?;
-    let conditions_ms = begun.elapsed().as_secs_f64() * 1e3;
+    let mut conditions_ms = begun.elapsed().as_secs_f64() * 1e3;
     let blocks = clip.trajectory().blocks();
     let is_measured = args.cut == CutArg::Auto && open.lanes.len() == 2;
     let inputs = (&clip, &first.noise);
@@ -193,6 +197,8 @@ fn prepare(
     }
     let (mut planned, mut orders) = (None, None);
     if let Some([one, two]) = rates.as_deref() {
+        let (noise, text) = (&first.noise, &first.text);
+        conditions_ms = open.lanes[0].time_conditions(noise, text, first.negative.as_ref())?.as_secs_f64() * 1e3;
         // What the host does around a branch's blocks belongs to each of them, and a clip's conditions to the first engine.
         let around = |rate: &EngineRate, host: f64| rate.pipeline_ms() + host / clip.trajectory().layers as f64;
         let block_ms = [around(one, host_ms[0]), around(two, host_ms[1])];
@@ -217,7 +223,23 @@ fn prepare(
             rates.reverse();
         }
     }
-    Ok(Prepared { tokens: clip.tokens(), blocks, cut, rates, last_stage, host_ms, conditions_ms, planned, orders })
+    // A decoder on the engine that was not chosen may have had its place.
+    drop(other);
+    source.stage.ready()?;
+    let forecast_ms = match (rates.as_deref(), &last_stage) {
+        (Some(rates), Some(last)) => {
+            let last = Cost { solo: last.solo_ms.median, corun: last.pipeline_ms() };
+            let costs: Vec<LaneCosts> = rates
+                .iter()
+                .zip(&host_ms)
+                .map(|(rate, &host_ms)| LaneCosts::of(rate, &clip, host_ms, conditions_ms, last))
+                .collect();
+            forecast(&costs, Division::Cut(cut), source.todo.len()).period_ms()
+        }
+        _ => None,
+    };
+    let tokens = clip.tokens();
+    Ok(Prepared { tokens, blocks, cut, rates, last_stage, host_ms, conditions_ms, planned, forecast_ms, orders })
 }
 
 /// The last stage at the end of one engine, alone and while the other one, `beside`, runs blocks.
@@ -388,26 +410,35 @@ impl Run<'_> {
         }
         let folder = scratch().map_err(fail)?;
         match self.data_parallel(open, folder.as_ref()) {
-            Ok(report) => configurations.push(Configuration::data_parallel(report)),
+            Ok(ran) => configurations.push(ran),
             Err(error) => return Ok(Some(error)),
         }
         Ok(None)
     }
 
-    /// Whole clips from one queue on both engines.
-    fn data_parallel(&self, open: &OpenLanes, folder: Option<&TempDir>) -> Result<StreamReport, VideoError> {
+    /// Whole clips from one queue on both engines; where one process cannot decode on both, the last engine does for both.
+    fn data_parallel(&self, open: &OpenLanes, folder: Option<&TempDir>) -> Result<Configuration, VideoError> {
         let source = self.source;
         let engines = || open.specs.iter().zip(self.paths);
         let mut lanes = engines().map(|(spec, &path)| open.models.lane(spec, path)).collect::<Result<Vec<_>, _>>()?;
-        let stages = engines().map(|(spec, _)| source.stage.on(spec)).collect::<Result<Vec<_>, _>>()?;
+        let (is_each, name) = match open.specs.as_slice() {
+            [one, other] if !source.stage.fits_both([one, other])? => {
+                (false, format!("data-parallel, {other} decodes all"))
+            }
+            _ => (true, "data-parallel".to_owned()),
+        };
+        let skipped = if is_each { 0 } else { open.specs.len().saturating_sub(1) };
+        let stages =
+            open.specs.iter().skip(skipped).map(|spec| source.stage.on(spec)).collect::<Result<Vec<_>, _>>()?;
+        let on = if is_each { LastStageOn::Each } else { LastStageOn::Last };
         let names: Vec<String> = open.specs.iter().map(EngineSpec::to_string).collect();
-        let progress = Progress::new("data-parallel", &names, source.todo.len(), None, self.args.json);
+        let progress = Progress::new(&name, &names, source.todo.len(), None, self.args.json);
         let trajectory = trajectory_of(&lanes[0]);
         let finish = |done: &Denoised<'_>| {
             let engine = done.lane..=done.lane;
             let metadata = self.metadata(done, &names[engine.clone()], &self.paths[engine]);
             let outputs = folder.map(|folder| scratch_outputs(folder.path(), source, done.number, metadata));
-            stages[done.lane].run(done, outputs.as_ref())?;
+            stages[done.lane - skipped].run(done, outputs.as_ref())?;
             progress.finished();
             Ok(())
         };
@@ -416,7 +447,8 @@ impl Run<'_> {
             keep_going(0, trajectory.blocks())
         };
         let items = source.todo.iter().filter_map(|&number| source.item(number).ok());
-        run_data_parallel_with(&mut lanes, items, LastStageOn::Each, &finish, &watch)
+        let report = run_data_parallel_with(&mut lanes, items, on, &finish, &watch)?;
+        Ok(Configuration::data_parallel(name, report))
     }
 }
 

@@ -49,8 +49,8 @@ impl Configuration {
     }
 
     /// Whole clips on both.
-    pub fn data_parallel(report: StreamReport) -> Self {
-        Self { name: "data-parallel".to_owned(), kind: Kind::DataParallel, report }
+    pub fn data_parallel(name: String, report: StreamReport) -> Self {
+        Self { name, kind: Kind::DataParallel, report }
     }
 
     /// Milliseconds per clip: the steady period, or with one clip its latency.
@@ -229,6 +229,7 @@ impl Outcome<'_> {
             "rates": prepared.rates,
             "predicted_period_ms": prepared.planned.map(|cut| cut.period),
             "predicted": prepared.planned,
+            "forecast_period_ms": prepared.forecast_ms,
             "orders": prepared.orders,
             "host_ms": prepared.host_ms,
             "conditions_ms": prepared.conditions_ms,
@@ -337,8 +338,14 @@ impl Outcome<'_> {
         }
         if let Some(planned) = prepared.planned {
             let _ = write!(text, "; period {} predicted from rates while both run", format::time(planned.period));
+            // A few clips fill and drain: what is measured of them is compared with what is forecast for as many.
+            let predicted = prepared.forecast_ms.unwrap_or(planned.period);
+            if let Some(forecast) = prepared.forecast_ms {
+                let clips = format::plural(self.source.todo.len(), "clip");
+                let _ = write!(text, " ({} for {clips})", format::time(forecast));
+            }
             if let Some(period) = main.report.period_ms {
-                let difference = format::signed_percent(period / planned.period - 1.0);
+                let difference = format::signed_percent(period / predicted - 1.0);
                 let _ = write!(text, ", {} measured ({difference})", format::time(period));
             }
         }

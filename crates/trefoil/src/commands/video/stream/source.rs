@@ -1,12 +1,12 @@
 //! Where the clips of a stream come from: prompts and a model folder, or text states and an artefact.
 
 use super::args::{StreamArgs, StreamFormat};
-use super::memory;
 use super::stage::{Decoding, Stage};
 use crate::cli::LatentArg;
 use crate::commands::video::encode::{TextSource, check_text, read_empty, read_prompts, read_text};
 use crate::commands::video::generate::{Size, artefact};
-use crate::commands::video::lanes::resolve_paths;
+use crate::commands::video::lanes::{check_cut, resolve_paths};
+use crate::commands::video::memory;
 use crate::commands::video::shared::{check_folder, kernels};
 use crate::error::CliError;
 use serde_json::{Value, json};
@@ -26,6 +26,8 @@ use trefoil_video::{EngineSpec, Model, NumericPath, Tensor, TensorPath, VideoErr
 const MAX_CLIPS: usize = 100_000;
 /// Prompts encoded at a time: their states are held with their padding only that long.
 const BATCH: usize = 32;
+/// What takes less memory.
+const LESS: &str = "choose smaller or shorter clips (--size, --frames, --latent)";
 /// Latent of text states where none is given.
 const LATENT: LatentArg = LatentArg([1, 8, 8]);
 
@@ -127,19 +129,20 @@ pub fn from_prompts(args: &StreamArgs, file: &Path, last: &EngineSpec) -> Result
         }
         format => {
             let decoding = Decoding::open(&args.model, args.vae_path, last, size, format)?;
-            let vae = decoding.on.decoder().config().clone();
+            let vae = decoding.config().clone();
             (Stage::Decode(Box::new(decoding)), vae)
         }
     };
     let [frames, rows, columns] = size.latent(&vae, PATCH)?;
     let mut needs = stage.needs([frames, rows, columns])?;
-    memory::check(&needs)?;
+    memory::check("the stream", LESS, &needs)?;
     let artefact = artefact(&args.model, args.artefact.as_deref(), args.cache.as_deref())?;
     let model = Model::open(&artefact)?;
+    check_cut(args.cut, &model)?;
     let shape = [1, model.config().channels, frames, rows, columns];
     stage.check(model.config().channels)?;
-    needs.extend(memory::of_engines(args, &model, &artefact, shape));
-    memory::check(&needs)?;
+    needs.extend(memory::of_engines(&args.engines, args.processes, &model, &artefact, shape));
+    memory::check("the stream", LESS, &needs)?;
     let has_guidance = model.sampler().branches() > 1;
     let settings = BTreeMap::from([
         ("model", json!(model.artefact().map(trefoil_weights::Artefact::fingerprint_hex))),
@@ -239,7 +242,13 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
     let named = read_states(text)?;
     let count = count(args, named.len())?;
     let model = Model::open(&args.model)?;
+    check_cut(args.cut, &model)?;
     let [frames, rows, columns] = args.latent.unwrap_or(LATENT).0;
+    if !rows.is_multiple_of(PATCH) || !columns.is_multiple_of(PATCH) {
+        return Err(CliError::Usage(format!(
+            "--latent {frames},{rows},{columns}; height and width must be multiples of {PATCH}"
+        )));
+    }
     let shape = [1, model.config().channels, frames, rows, columns];
     let negative = match (model.sampler().branches(), &args.negative) {
         (1, _) => None,
@@ -273,8 +282,8 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
     };
     stage.check(model.config().channels)?;
     let mut needs = stage.needs([frames, rows, columns])?;
-    needs.extend(memory::of_engines(args, &model, &args.model, shape));
-    memory::check(&needs)?;
+    needs.extend(memory::of_engines(&args.engines, args.processes, &model, &args.model, shape));
+    memory::check("the stream", LESS, &needs)?;
     let seed = args.seed.unwrap_or(40);
     let clips: Vec<ClipPlan> = (0..count)
         .map(|number| ClipPlan {

@@ -1,21 +1,25 @@
 //! The last stage of a stream: decoding a clip and writing it, or writing its latent.
 
 use super::args::StreamFormat;
-use super::memory::Need;
 use crate::commands::video::generate::Size;
+use crate::commands::video::lanes::share_a_driver;
+use crate::commands::video::memory::Need;
 use crate::context::stop_flag;
 use crate::error::CliError;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use trefoil_video::engine::EngineDecoder;
-use trefoil_video::output::{ClipMetadata, ClipReport, ClipStrip, ClipWriter, NamedTensor, VideoFrame, write_tensors};
+use trefoil_video::output::{
+    ClipMetadata, ClipReport, ClipStrip, ClipWriter, NamedTensor, OutputError, VideoFrame, write_tensors,
+};
 use trefoil_video::stream::{Denoised, time_decoding};
-use trefoil_video::vae::{DecoderPath, Latent};
+use trefoil_video::vae::{DecoderPath, Latent, VaeConfig};
 use trefoil_video::{EngineSpec, VideoError};
 
 /// What happens to a clip after its last block.
+#[derive(Clone)]
 pub enum Stage {
     /// Its latent is written; a stand-in for a decoder waits.
     Latents {
@@ -29,12 +33,20 @@ pub enum Stage {
 /// A decoder and how its clips are written.
 #[derive(Clone)]
 pub struct Decoding {
-    /// Decoder, on the engine that ends a clip.
-    pub on: Arc<EngineDecoder>,
+    /// Decoder, on the engine that ends a clip; absent while another has the driver's threads.
+    on: Arc<Mutex<Option<Arc<EngineDecoder>>>>,
+    /// Its configuration.
+    config: VaeConfig,
+    /// What it computes in.
+    path: DecoderPath,
+    /// Which device it runs on.
+    notes: Vec<String>,
+    /// The engine's kernels.
+    kernels: String,
     /// The engine as it was asked for.
-    pub engine: EngineSpec,
+    engine: EngineSpec,
     /// Where its weights are.
-    pub model: PathBuf,
+    model: PathBuf,
     /// Size of the clips.
     pub size: Size,
     /// How they are written.
@@ -52,36 +64,70 @@ pub struct Outputs {
 }
 
 impl Stage {
-    /// Refuses a decoder that cannot take the transformer's latents.
+    /// Refuses a decoder that cannot take the transformer's latents, and clips that their format cannot hold.
     pub fn check(&self, channels: usize) -> Result<(), CliError> {
+        let Stage::Decode(decoding) = self else { return Ok(()) };
+        if decoding.config.z_dim != channels {
+            return Err(CliError::Usage(format!(
+                "the decoder takes latents of {} channels and the transformer makes {channels}; is it this model's decoder?",
+                decoding.config.z_dim
+            )));
+        }
+        let folder = std::env::temp_dir();
+        let probe = tempfile::tempdir_in(&folder).map_err(|source| CliError::File {
+            action: "write",
+            path: folder.clone(),
+            source,
+        })?;
+        let Size { frames, width, height, fps } = decoding.size;
+        let metadata =
+            ClipMetadata { fps, prompt: None, seed: None, numeric_path: String::new(), plan: None, source: None };
+        let path = probe.path().join(decoding.format.file("clip"));
+        let named = |error: OutputError| match error {
+            // The clip's own name means nothing to anybody yet.
+            OutputError::Format { reason, .. } => CliError::Usage(format!("the clips: {reason}")),
+            other => VideoError::from(other).into(),
+        };
+        drop(ClipWriter::create(&path, (height, width), frames, metadata).map_err(named)?);
+        Ok(())
+    }
+
+    /// The same stage at the end of another engine. Where this process cannot decode on both, this one's decoder is closed until
+    /// [`Stage::ready`] or its next clip.
+    pub fn on(&self, engine: &EngineSpec) -> Result<Self, VideoError> {
+        let Stage::Decode(decoding) = self else { return Ok(self.clone()) };
+        if decoding.engine == *engine {
+            decoding.on()?;
+            return Ok(self.clone());
+        }
+        if share_a_driver(&decoding.engine, engine)? {
+            decoding.held().take();
+        }
+        let Decoding { model, path, size, format, .. } = &**decoding;
+        Ok(Stage::Decode(Box::new(Decoding::open(model, *path, engine, *size, *format)?)))
+    }
+
+    /// Whether this process can decode on both engines at once.
+    pub fn fits_both(&self, [one, other]: [&EngineSpec; 2]) -> Result<bool, VideoError> {
         match self {
-            Stage::Decode(decoding) if decoding.on.decoder().config().z_dim != channels => {
-                Err(CliError::Usage(format!(
-                    "the decoder takes latents of {} channels and the transformer makes {channels}; is it this model's decoder?",
-                    decoding.on.decoder().config().z_dim
-                )))
-            }
-            _ => Ok(()),
+            Stage::Latents { .. } => Ok(true),
+            Stage::Decode(_) => Ok(!share_a_driver(one, other)?),
         }
     }
 
-    /// The same stage at the end of another engine.
-    pub fn on(&self, engine: &EngineSpec) -> Result<Self, VideoError> {
-        Ok(match self {
-            Stage::Latents { wait_ms } => Stage::Latents { wait_ms: *wait_ms },
-            Stage::Decode(decoding) if decoding.engine == *engine => Stage::Decode(decoding.clone()),
-            Stage::Decode(decoding) => {
-                let Decoding { model, size, format, .. } = &**decoding;
-                Stage::Decode(Box::new(Decoding::open(model, decoding.path(), engine, *size, *format)?))
-            }
-        })
+    /// Opens the decoder again where another one had to have its place.
+    pub fn ready(&self) -> Result<(), VideoError> {
+        match self {
+            Stage::Latents { .. } => Ok(()),
+            Stage::Decode(decoding) => decoding.on().map(drop),
+        }
     }
 
     /// What a reader of the result should know about it.
     pub fn notes(&self) -> Vec<String> {
         match self {
             Stage::Latents { .. } => Vec::new(),
-            Stage::Decode(decoding) => decoding.on.engine().notes().to_vec(),
+            Stage::Decode(decoding) => decoding.notes.clone(),
         }
     }
 
@@ -89,7 +135,7 @@ impl Stage {
     pub fn needs(&self, [_, height, width]: [usize; 3]) -> Result<Vec<Need>, CliError> {
         let Stage::Decode(decoding) = self else { return Ok(Vec::new()) };
         // Its weights are in memory already.
-        let memory = decoding.on.memory(height, width)?;
+        let memory = decoding.on()?.memory(height, width).map_err(VideoError::from)?;
         Ok(vec![Need { what: "decoder", bytes: (memory.history + memory.working) as u64 }])
     }
 
@@ -101,12 +147,11 @@ impl Stage {
             }
             Stage::Latents { .. } => "writing latents, no decoder".to_owned(),
             Stage::Decode(decoding) => {
-                let engine = decoding.on.engine();
                 format!(
                     "decoding in {} on {} ({}) and writing {}",
-                    decoding.path(),
-                    engine.spec(),
-                    engine.kernels_name(),
+                    decoding.path,
+                    EngineSpec { shape: None, ..decoding.engine.clone() },
+                    decoding.kernels,
                     decoding.format.as_str()
                 )
             }
@@ -125,7 +170,7 @@ impl Stage {
     pub fn numeric_path(&self, path: &str) -> String {
         match self {
             Stage::Latents { .. } => path.to_owned(),
-            Stage::Decode(decoding) => format!("{path}, decoder {}", decoding.path()),
+            Stage::Decode(decoding) => format!("{path}, decoder {}", decoding.path),
         }
     }
 
@@ -167,8 +212,9 @@ impl Stage {
                 Ok(*wait_ms)
             }
             Stage::Decode(decoding) => {
-                let _on_cores = decoding.on.engine().on_cores();
-                let decoding_ms = time_decoding(decoding.on.decoder(), decoding.on.kernels(), latent, keep_going)?;
+                let on = decoding.on()?;
+                let _on_cores = on.engine().on_cores();
+                let decoding_ms = time_decoding(on.decoder(), on.kernels(), latent, keep_going)?;
                 Ok(decoding_ms + decoding.time_writing(folder)?)
             }
         }
@@ -184,18 +230,44 @@ impl Decoding {
         size: Size,
         format: StreamFormat,
     ) -> Result<Self, VideoError> {
-        let on = Arc::new(EngineDecoder::open(model, path, engine)?);
-        Ok(Self { on, engine: engine.clone(), model: model.to_owned(), size, format })
+        let on = EngineDecoder::open(model, path, engine)?;
+        Ok(Self {
+            config: on.decoder().config().clone(),
+            path,
+            notes: on.engine().notes().to_vec(),
+            kernels: on.engine().kernels_name(),
+            engine: engine.clone(),
+            model: model.to_owned(),
+            size,
+            format,
+            on: Arc::new(Mutex::new(Some(Arc::new(on)))),
+        })
     }
 
-    /// What it computes in.
-    pub fn path(&self) -> DecoderPath {
-        self.on.decoder().path()
+    /// The decoder's configuration.
+    pub fn config(&self) -> &VaeConfig {
+        &self.config
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Arc<EngineDecoder>>> {
+        self.on.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The decoder, opened where it was closed.
+    fn on(&self) -> Result<Arc<EngineDecoder>, VideoError> {
+        let mut held = self.held();
+        if let Some(on) = &*held {
+            return Ok(Arc::clone(on));
+        }
+        let on = Arc::new(EngineDecoder::open(&self.model, self.path, &self.engine)?);
+        *held = Some(Arc::clone(&on));
+        Ok(on)
     }
 
     fn run(&self, latent: Latent, blocks: usize, outputs: Option<&Outputs>) -> Result<ClipReport, VideoError> {
-        let _on_cores = self.on.engine().on_cores();
-        let latent = latent.denormalise(self.on.decoder().config())?;
+        let on = self.on()?;
+        let _on_cores = on.engine().on_cores();
+        let latent = latent.denormalise(&self.config)?;
         let (extent, frames) = ((self.size.height, self.size.width), self.size.frames);
         let mut strip = ClipStrip::new(extent.0, extent.1, frames);
         let mut clip = match outputs {
@@ -203,12 +275,12 @@ impl Decoding {
             None => None,
         };
         let mut report = ClipReport { frames: 0, health: trefoil_video::output::FrameHealth::default() };
-        let mut session = self.on.decoder().session(latent.height(), latent.width())?;
+        let mut session = on.decoder().session(latent.height(), latent.width())?;
         for index in 0..latent.frames() {
             if stop_flag().load(Ordering::SeqCst) {
                 return Err(VideoError::Interrupted { done: blocks, blocks });
             }
-            for frame in &session.push(self.on.kernels(), &latent, index)? {
+            for frame in &session.push(on.kernels(), &latent, index)? {
                 strip.push(frame);
                 report.frames += 1;
                 match &mut clip {
