@@ -87,8 +87,8 @@ fn shortest(view: &CostView<'_>, charges: &[f64]) -> Option<Path> {
                 && allowed
                 && last.index() + 1 - first.index() == operators.len()
             {
-                let charged: f64 = operators.iter().map(|id| charge(id.index(), unit)).sum();
-                measured[last.index()].push((first.index(), unit, cost.ms * view.per_ms[unit] + charged));
+                let held: f64 = operators.iter().map(|id| charge(id.index(), unit)).sum();
+                measured[last.index()].push((first.index(), unit, cost.ms * view.per_ms[unit] + held));
             }
         }
     }
@@ -127,12 +127,12 @@ fn shortest(view: &CostView<'_>, charges: &[f64]) -> Option<Path> {
             let Some(cost) = view.table.cost(id, unit) else { continue };
             let (price, estimate) = (view.per_ms[unit], &view.estimates[unit]);
             let step = &mut steps[at * units + unit];
-            let charged = charge(at, unit);
-            let share = estimate.share[at] * price + charged;
+            let held = charge(at, unit);
+            let share = estimate.share[at] * price + held;
             next.begun[unit] = start[unit] + estimate.dispatch_ms * price + share;
             step.second = ways.begun[unit] < ways.open[unit];
             next.open[unit] = ways.begun[unit].min(ways.open[unit]) + share;
-            let alone = start[unit] + cost.ms * price + charged;
+            let alone = start[unit] + cost.ms * price + held;
             step.first = (alone <= next.open[unit]).then_some(at as u32);
             next.done[unit] = alone.min(next.open[unit]);
         }

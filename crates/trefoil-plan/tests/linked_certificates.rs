@@ -83,13 +83,13 @@ impl Linked {
     fn application(&self, items: u32, repeat: u32) -> Application<'_> {
         let stage = |at: usize, repeat| Stage { profile: &self.profiles[at], graph: &self.graphs[at], repeat };
         let last = |at: usize| TensorId(self.graphs[at].len() as u32);
-        let state = TensorId(self.graphs[2].tensors.len() as u32 - 1);
+        let looped = TensorId(self.graphs[2].tensors.len() as u32 - 1);
         Application {
             stages: vec![stage(0, 1), stage(1, 1), stage(2, repeat)],
             links: vec![
                 StageLink { from: (0, last(0)), to: (1, TensorId(0)) },
                 StageLink { from: (1, last(1)), to: (2, TensorId(0)) },
-                StageLink { from: (2, last(2)), to: (2, state) },
+                StageLink { from: (2, last(2)), to: (2, looped) },
             ],
             ..Application::new(&self.profiles[0], &self.graphs[0])
         }
@@ -211,7 +211,9 @@ fn on_one_unit_only_what_segments_may_save_is_left_of_the_gap() {
         ConcurrentRequest { units: vec![unit.clone()], ..ConcurrentRequest::new(vec![linked.application(1, 4)]) };
     let plan = concurrent(&asked, &quick()).unwrap();
     let mut requests = linked.requests(Objective::Latency);
-    requests.iter_mut().for_each(|request| request.units = vec![unit.clone()]);
+    for request in &mut requests {
+        request.units = vec![unit.clone()];
+    }
     let verdict = check(&paper(&requests, &plan), &linked.values()).unwrap();
     assert!(verdict.gap().unwrap() < 0.15, "{verdict:?}");
 }
@@ -240,8 +242,8 @@ fn small_repeated_and_weighted_plans_are_verified() {
     let graph = model("one", 4, 2, &[(0, 1)]);
     let profile = profiled(&graph, 8, 0.0);
     let request = PlanRequest::new(&profile, &graph);
-    let state = TensorId(graph.tensors.len() as u32 - 1);
-    let looped = vec![StageLink { from: (0, TensorId(2)), to: (0, state) }];
+    let input = TensorId(graph.tensors.len() as u32 - 1);
+    let looped = vec![StageLink { from: (0, TensorId(2)), to: (0, input) }];
     for (repeat, links) in [(3, Vec::new()), (3, looped), (1, Vec::new())] {
         for weighted in [false, true] {
             let stage = Stage { profile: &profile, graph: &graph, repeat };

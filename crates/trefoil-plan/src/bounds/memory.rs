@@ -42,7 +42,9 @@ impl Limits {
             return None;
         }
         let mut sharers = vec![0u32; bytes.len()];
-        number.iter().for_each(|&number| sharers[number as usize] += 1);
+        for &number in number {
+            sharers[number as usize] += 1;
+        }
         let bytes = number
             .iter()
             .map(|&number| bytes[number as usize] as f64 / f64::from(sharers[number as usize].max(1)))

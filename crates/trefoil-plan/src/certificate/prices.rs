@@ -11,7 +11,7 @@ const PRICE_STEPS: usize = 14;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Prices<'p> {
     /// By unit, of a byte.
-    pub prices: &'p [f64],
+    pub per_byte: &'p [f64],
     /// Row-major jobs × units.
     pub charges: &'p [f64],
     /// What the limits are worth.
@@ -21,7 +21,7 @@ pub(super) struct Prices<'p> {
 impl Prices<'_> {
     /// As certificates state them.
     pub fn named(&self, problem: &Problem) -> MemoryPrices {
-        let named = problem.units().iter().zip(self.prices).filter(|(_, price)| **price > 0.0);
+        let named = problem.units().iter().zip(self.per_byte).filter(|(_, price)| **price > 0.0);
         named.map(|(unit, &price)| (unit.address.to_string(), price)).collect()
     }
 }
@@ -32,9 +32,9 @@ pub(super) fn with_memory(problem: &Problem, proof: &dyn Fn(Prices<'_>) -> Proof
     let Some(limits) = Limits::of(problem) else { return plain };
     let at = |prices: &[f64]| {
         let charges = limits.charges(prices);
-        proof(Prices { prices, charges: &charges, allowance: limits.allowance(prices) })
+        proof(Prices { per_byte: prices, charges: &charges, allowance: limits.allowance(prices) })
     };
     let (_, prices) = limits.search(plain.value(), PRICE_STEPS, |prices| at(prices).value());
-    let priced = at(&prices);
-    if priced.value() > plain.value() { priced } else { plain }
+    let better = at(&prices);
+    if better.value() > plain.value() { better } else { plain }
 }

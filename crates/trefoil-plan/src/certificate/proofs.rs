@@ -104,9 +104,9 @@ fn chain(view: &CostView<'_>, charges: &[f64]) -> (f64, Vec<Vec<f64>>) {
             .collect();
         for unit in 0..units {
             let mut entering = certain.iter().peekable();
-            let (mut moved, mut host, mut charged) = (vec![0.0; units], 0.0, 0.0);
+            let (mut moved, mut host, mut weights) = (vec![0.0; units], 0.0, 0.0);
             for end in start + 1..=count {
-                charged += charge(end - 1, unit);
+                weights += charge(end - 1, unit);
                 while let Some(&(_, index)) = entering.next_if(|&&(block, _)| block < end) {
                     let crossing = &graph.crossings[index];
                     if crossing.producer.is_some() {
@@ -120,7 +120,7 @@ fn chain(view: &CostView<'_>, charges: &[f64]) -> (f64, Vec<Vec<f64>>) {
                 } else {
                     (0..units).map(|from| potentials[start][from] + moved[from]).fold(f64::INFINITY, f64::min)
                 };
-                let cost = reached + host + graph.whole(unit, start, end) + charged;
+                let cost = reached + host + graph.whole(unit, start, end) + weights;
                 potentials[end][unit] = potentials[end][unit].min(cost);
             }
         }
@@ -218,7 +218,7 @@ pub(super) fn parallel(
         let idling = whole.idle_watts().unwrap_or(0.0) * makespan / 1e3;
         let without_transfers = energy(&whole, &least, makespan);
         let with_transfers = |prices: Prices<'_>| {
-            let (work, payments) = priced_energy(&least, &shares, prices.prices);
+            let (work, payments) = priced_energy(&least, &shares, prices.per_byte);
             let value = work - prices.allowance + idling;
             Proof::Energy { value, payments, memory: prices.named(&whole) }
         };
