@@ -3,10 +3,11 @@
 use crate::costs::Model;
 use crate::json::{Reader, text};
 use crate::machine::{Class, Machine};
+use crate::memory::Prices;
 use crate::schedule::{Schedule, Work};
-use crate::{CheckError, close_above, priced, search};
+use crate::{CheckError, close_above, priced, search, serial, workload};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 const CERTIFICATE: Reader = Reader("certificate");
 
@@ -14,8 +15,8 @@ const CERTIFICATE: Reader = Reader("certificate");
 pub struct Ground<'a> {
     pub models: &'a [Model],
     pub machine: &'a Machine,
-    per_ms: &'a [f64],
-    schedule: &'a Schedule,
+    pub per_ms: &'a [f64],
+    pub schedule: &'a Schedule,
     /// Whether the bound is over plans of one task per operator, each at its isolated cost.
     pub operator_costs: bool,
     /// Whether units slow each other down: a stream's period counts no slowdown.
@@ -24,7 +25,7 @@ pub struct Ground<'a> {
 
 impl Ground<'_> {
     /// Least milliseconds that an operator can take on a unit, whoever runs beside it.
-    fn fastest(&self, model: usize, operator: usize, unit: usize) -> f64 {
+    pub fn fastest(&self, model: usize, operator: usize, unit: usize) -> f64 {
         let own = self.models[model].operators[operator].class;
         // The class of a larger segment is that of most of its time, which may be another.
         let classes = if self.operator_costs { vec![own] } else { vec![Class::Compute, Class::Memory] };
@@ -35,7 +36,7 @@ impl Ground<'_> {
 
     /// Least milliseconds that a segment costs on a unit beyond the least of each of its operators; nothing where every
     /// operator is alone.
-    fn begins(&self, number: usize, unit: usize) -> f64 {
+    pub fn begins(&self, number: usize, unit: usize) -> f64 {
         if self.operator_costs {
             return 0.0;
         }
@@ -44,7 +45,7 @@ impl Ground<'_> {
     }
 
     /// Least milliseconds to hand an operator's model outputs over from a unit.
-    fn handover(&self, model: usize, operator: usize, unit: usize) -> f64 {
+    pub fn handover(&self, model: usize, operator: usize, unit: usize) -> f64 {
         let model = &self.models[model];
         let outputs = model.operators[operator].outputs.iter().filter(|&&tensor| model.tensors[tensor].is_output);
         let ms: f64 = outputs.map(|&tensor| model.host_transfer(tensor, unit, self.machine, true)).sum();
@@ -52,7 +53,8 @@ impl Ground<'_> {
     }
 
     /// Least milliseconds for some operators' work: each at the price that `weights` give its cheapest unit, where no set of
-    /// units that can be busy at once may do more than 1 of priced work in a millisecond. Handing outputs over counts for the
+    /// units that can be busy at once may do more than 1 of priced work in a millisecond; and the charge of each operator on a unit
+    /// beside its work. Handing outputs over counts for the
     /// whole of a plan; before a cut it does not, since that may happen later.
     fn weighted(
         &self,
@@ -60,6 +62,7 @@ impl Ground<'_> {
         operators: std::ops::Range<usize>,
         weights: &Value,
         handovers: bool,
+        charge: &dyn Fn(usize, usize) -> f64,
     ) -> Result<f64, CheckError> {
         let price: Vec<f64> =
             self.machine.units.iter().map(|unit| weights[&unit.address].as_f64().unwrap_or(0.0)).collect();
@@ -91,7 +94,7 @@ impl Ground<'_> {
                 let outputs = model.operators[at].outputs.iter().filter(|&&tensor| model.tensors[tensor].is_output);
                 let handed: f64 = outputs.map(|&tensor| model.host_transfer(tensor, unit, self.machine, true)).sum();
                 let ms = self.least(number, at, unit) + if handovers { handed } else { 0.0 };
-                ms.is_finite().then(|| ms * price[unit])
+                ms.is_finite().then(|| ms * price[unit] + charge(at, unit))
             });
             prices.reduce(f64::min).unwrap_or(0.0)
         };
@@ -120,10 +123,10 @@ impl Ground<'_> {
         self.schedule.computed_by.keys().filter(|of| of.0 == model).count() as f64
     }
 
-    /// How many items of a model there are; an item may repeat it.
-    pub fn items(&self, model: usize) -> f64 {
-        let items = self.schedule.computed_by.keys().filter(|of| of.0 == model).map(|of| of.1);
-        items.collect::<BTreeSet<_>>().len() as f64
+    /// Whether every execution of a model brings its inputs and hands its outputs over: repetitions of an item share these,
+    /// and links replace them.
+    pub fn is_once(&self, model: usize) -> bool {
+        self.schedule.links.is_empty() && self.schedule.computed_by.keys().all(|of| of.0 != model || of.2 == 0)
     }
 }
 
@@ -152,6 +155,8 @@ pub fn verify(
     let ground = Ground { models, machine, per_ms, schedule, operator_costs, contention: rule != "period" };
     let (mut best, mut kinds) = (0.0f64, Vec::new());
     let mut makespan = 0.0f64;
+    // Least time from arrival to completion, by model and item, where that was proven of each.
+    let mut ends: Option<BTreeMap<(usize, u64), f64>> = None;
     // Least time from arrival to completion, by model.
     let mut paths: BTreeMap<usize, f64> = BTreeMap::new();
     for proof in CERTIFICATE.list(bound, "proofs")? {
@@ -160,8 +165,8 @@ pub fn verify(
         let serves: &[&str] = match kind {
             "paper-sequential" => &["paper-sequential"],
             "chain" | "serial" => &["busy-sum"],
-            "path" | "load" if rule == "weighted-completion" => &["weighted-completion"],
-            "path" => &["makespan", "energy"],
+            "path" | "workload-path" | "load" if rule == "weighted-completion" => &["weighted-completion"],
+            "path" | "workload-path" => &["makespan", "energy"],
             "load" | "priced-load" => &["makespan", "energy", "period"],
             "energy" => &["energy"],
             "completions" => &["weighted-completion"],
@@ -172,20 +177,30 @@ pub fn verify(
             return Err(CheckError::Bound(format!("proof `{kind}` says nothing of a claim by rule `{rule}`")));
         }
         let proven = match kind {
-            "paper-sequential" => paper_sequential(proof, &ground)?,
-            "chain" => chain(proof, &ground)?,
-            "serial" => serial(&ground),
+            "paper-sequential" => serial::paper_sequential(proof, &ground)?,
+            "chain" => serial::chain(proof, &ground)?,
+            "serial" => serial::every_operator(proof, &ground)?,
             "path" => path(proof, &ground)?,
+            "workload-path" => {
+                let (proven, completions) = workload::path(proof, &ground)?;
+                ends = Some(completions);
+                proven
+            }
             "load" => load(proof, &ground)?,
             "priced-load" => priced::load(proof, &ground)?,
-            "completions" => schedule.weighted_mean(|model, _| paths.get(&model).copied().unwrap_or(0.0)),
+            "completions" => schedule.weighted_mean(|model, item| match &ends {
+                Some(ends) => ends.get(&(model, item)).copied().unwrap_or(0.0),
+                None => paths.get(&model).copied().unwrap_or(0.0),
+            }),
             "search" => search::verify(&ground, CERTIFICATE.number(proof, "value")?)?,
             _ => {
                 let plain = energy(makespan, &ground);
                 let idling = machine.idle_watts.unwrap_or(0.0) * makespan / 1e3;
-                match proof.get("payments") {
-                    Some(_) => plain.max(priced::energy(proof, &ground)? + idling),
-                    None => plain,
+                let witnessed = proof.get("payments").is_some() || proof.get("memory").is_some();
+                match priced::energy(proof, &ground) {
+                    Ok(work) => plain.max(work + idling),
+                    Err(error) if witnessed => return Err(error),
+                    Err(_) => plain,
                 }
             }
         };
@@ -193,7 +208,7 @@ pub fn verify(
         if !close_above(proven, stated) {
             return Err(CheckError::Bound(format!("proof `{kind}` gives {proven}, not {stated}")));
         }
-        if matches!(kind, "path" | "load" | "priced-load") {
+        if matches!(kind, "path" | "workload-path" | "load" | "priced-load") {
             makespan = makespan.max(stated);
         }
         if kind == "path" {
@@ -218,22 +233,6 @@ pub fn verify(
     Ok((Some(stated), kinds))
 }
 
-/// Plans that run segments one after another pay at least every operator's least cost.
-fn serial(ground: &Ground<'_>) -> f64 {
-    let mut total = 0.0;
-    for (number, model) in ground.models.iter().enumerate() {
-        let one: f64 = (0..model.operators.len())
-            .map(|at| {
-                let prices = (0..ground.units()).map(|unit| ground.least(number, at, unit) * ground.per_ms[unit]);
-                prices.fold(f64::INFINITY, f64::min)
-            })
-            .filter(|least| least.is_finite())
-            .sum();
-        total += one * ground.executions(number);
-    }
-    total
-}
-
 /// `potentials[i][u]`: operator i on unit u ends no earlier. Checked edge by edge: an operator ends at its own least time
 /// after the last of its inputs, which was made at its potential on some unit and brought over. A cut (an operator that comes
 /// before or after every other one) moreover starts only after everything since the cut before, which takes at least its
@@ -243,7 +242,10 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     let number = CERTIFICATE.index(proof, "model", ground.models.len())?;
     let model = &ground.models[number];
     let (units, count) = (ground.units(), model.operators.len());
-    let potentials = CERTIFICATE.rows(proof, "potentials", units)?;
+    if !ground.schedule.links.is_empty() {
+        return Err(CheckError::Bound("the path of one model says nothing of linked stages".to_owned()));
+    }
+    let mut potentials = CERTIFICATE.rows(proof, "potentials", units)?;
     if potentials.len() != count {
         return Err(CERTIFICATE.fail("potentials of another number of operators"));
     }
@@ -262,19 +264,23 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
         cuts.insert(at, cut.get("weights").unwrap_or(&Value::Null));
     }
     let begins: Vec<f64> = (0..units).map(|unit| ground.begins(number, unit)).collect();
-    let least_end = |at: usize| potentials[at].iter().copied().fold(f64::INFINITY, f64::min);
+    // Of one execution, which holds at most what all of them do.
+    let memory = Prices::read(proof, ground)?;
+    let charge = |operator: usize, unit: usize| memory.charge(model, operator, unit, 1.0);
+    let least_end = |row: &[f64]| row.iter().copied().fold(f64::INFINITY, f64::min);
     let (mut bound, mut before) = (0.0f64, None);
-    for (at, row) in potentials.iter().enumerate() {
-        let since = before.map_or((0, 0.0), |cut: usize| (cut + 1, least_end(cut)));
+    for at in 0..count {
+        let since = before.map_or((0, 0.0), |cut: usize| (cut + 1, least_end(&potentials[cut])));
         let mut floor = 0.0;
         if let Some(weights) = cuts.get(&at) {
             if !weights.is_null() {
-                floor = since.1 + ground.weighted(number, since.0..at, weights, false)?;
+                floor = since.1 + ground.weighted(number, since.0..at, weights, false, &charge)?;
             }
             before = Some(at);
         }
-        for (unit, &potential) in row.iter().enumerate() {
-            let own = ground.fastest(number, at, unit);
+        for unit in 0..units {
+            let potential = potentials[at][unit];
+            let own = ground.fastest(number, at, unit) + charge(at, unit);
             if own.is_infinite() {
                 continue;
             }
@@ -289,7 +295,7 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
                     Some(producer) => (0..units)
                         .filter(|&from| model.possible(producer, from))
                         .map(|from| {
-                            let moved = factor * machine.transfer(from, unit, edge.bytes);
+                            let moved = factor * model.transfer(from, unit, edge.bytes);
                             potentials[producer][from] + moved + if from == unit { 0.0 } else { begins }
                         })
                         .fold(f64::INFINITY, f64::min),
@@ -303,7 +309,10 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
                     ready + own
                 )));
             }
+            // What rounding may add must not add up.
+            potentials[at][unit] = potential.min(ready + own);
         }
+        let row = &potentials[at];
         let least = (0..units)
             .filter(|&unit| ground.fastest(number, at, unit).is_finite())
             .map(|unit| row[unit] + ground.handover(number, at, unit))
@@ -313,10 +322,10 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
         }
     }
     if let Some(weights) = tail {
-        let since = before.map_or((0, 0.0), |cut| (cut + 1, least_end(cut)));
-        bound = bound.max(since.1 + ground.weighted(number, since.0..count, weights, true)?);
+        let since = before.map_or((0, 0.0), |cut| (cut + 1, least_end(&potentials[cut])));
+        bound = bound.max(since.1 + ground.weighted(number, since.0..count, weights, true, &charge)?);
     }
-    Ok(bound + ground.schedule.latest_arrival(number))
+    Ok(bound - memory.allowance(std::iter::once(model), ground) + ground.schedule.latest_arrival(number))
 }
 
 /// Operators that come before or after every other one. Operators are in topological order, so one is a cut if everything
@@ -350,11 +359,14 @@ fn cuts_of(model: &Model) -> Vec<bool> {
 /// no millisecond gets more than 1 of that done.
 fn load(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     let weights = proof.get("weights").unwrap_or(&Value::Null);
-    let mut total = 0.0;
+    let memory = Prices::read(proof, ground)?;
+    let mut total = -memory.allowance(ground.models.iter(), ground);
     for (number, model) in ground.models.iter().enumerate() {
+        let executions = ground.executions(number);
+        let charge = |operator: usize, unit: usize| memory.charge(model, operator, unit, executions);
         // Repetitions of an item hand its outputs over once.
-        let once = ground.executions(number) <= ground.items(number);
-        total += ground.weighted(number, 0..model.operators.len(), weights, once)? * ground.executions(number);
+        let once = ground.is_once(number);
+        total += ground.weighted(number, 0..model.operators.len(), weights, once, &charge)? * executions;
     }
     Ok(total)
 }
@@ -375,163 +387,4 @@ fn energy(makespan: f64, ground: &Ground<'_>) -> f64 {
         total += (0..model.operators.len()).map(least).sum::<f64>() * ground.executions(number);
     }
     total
-}
-
-/// BIDENT's terms of one operator on one unit, in the objective's unit: `w`, H2D and D2H.
-fn paper_terms(model: &Model, machine: &Machine, per_ms: &[f64], at: usize, unit: usize) -> (f64, f64, f64) {
-    let price = per_ms[unit];
-    let fits = machine.units[unit].memory_bytes.is_none_or(|most| model.operators[at].weight_bytes <= most);
-    let alone = model.alone(at, unit).filter(|_| fits && model.allowed(at, unit));
-    let work = alone.map_or(f64::INFINITY, |alone| alone.ms * price);
-    if !machine.units[unit].accelerator {
-        return (work, 0.0, 0.0);
-    }
-    let host = machine.units.iter().position(|unit| !unit.accelerator);
-    let operator = &model.operators[at];
-    let moved = |tensors: &[usize], outward: bool| -> f64 {
-        let one = |bytes: f64| match host {
-            Some(host) if outward => machine.transfer(unit, host, bytes),
-            Some(host) => machine.transfer(host, unit, bytes),
-            // Accelerators only: the measured transfer covers both ends and is charged at the entry.
-            None if outward || machine.units.len() == 1 => 0.0,
-            None => (0..machine.units.len())
-                .filter(|&other| other != unit)
-                .map(|other| machine.transfer(other, unit, bytes))
-                .fold(f64::INFINITY, f64::min),
-        };
-        tensors.iter().map(|&tensor| one(model.tensors[tensor].bytes)).sum()
-    };
-    let h2d = alone.and_then(|alone| alone.h2d).unwrap_or_else(|| moved(&operator.inputs, false));
-    let d2h = alone.and_then(|alone| alone.d2h).unwrap_or_else(|| moved(&operator.outputs, true));
-    (work, h2d * price, d2h * price)
-}
-
-/// BIDENT eq. 1 of one assignment.
-pub fn paper_cost(model: &Model, machine: &Machine, per_ms: &[f64], assignment: &[usize]) -> f64 {
-    let mut total = 0.0;
-    let mut before: Option<(usize, f64)> = None;
-    for (at, &unit) in assignment.iter().enumerate() {
-        let (work, h2d, d2h) = paper_terms(model, machine, per_ms, at, unit);
-        total += work;
-        match before {
-            None => total += h2d,
-            Some((from, left)) if from != unit => total += left + h2d,
-            Some(_) => {}
-        }
-        before = Some((unit, d2h));
-    }
-    total + before.map_or(0.0, |last| last.1)
-}
-
-/// `potentials[i][j]`: no path of the paper's graph reaches operator i on unit j for less.
-fn paper_sequential(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
-    let [model] = ground.models else { return Err(CERTIFICATE.fail("the paper's graph is of one model")) };
-    let units = ground.units();
-    let potentials = CERTIFICATE.rows(proof, "potentials", units)?;
-    if potentials.len() != model.operators.len() {
-        return Err(CERTIFICATE.fail("potentials of another number of operators"));
-    }
-    let mut left: Vec<f64> = Vec::new();
-    for (at, row) in potentials.iter().enumerate() {
-        let terms: Vec<_> =
-            (0..units).map(|unit| paper_terms(model, ground.machine, ground.per_ms, at, unit)).collect();
-        for (unit, &(work, h2d, _)) in terms.iter().enumerate() {
-            let reached = match at {
-                0 => h2d,
-                _ => (0..units)
-                    .map(|from| if from == unit { potentials[at - 1][from] } else { left[from] + h2d })
-                    .fold(f64::INFINITY, f64::min),
-            };
-            if !close_above(reached + work, row[unit]) && (reached + work).is_finite() {
-                return Err(CheckError::Bound(format!("potential of operator {at} on unit {unit} is too high")));
-            }
-        }
-        left = (0..units)
-            .map(|unit| if terms[unit].0.is_finite() { row[unit] + terms[unit].2 } else { f64::INFINITY })
-            .collect();
-    }
-    Ok(left.into_iter().fold(f64::INFINITY, f64::min))
-}
-
-/// `potentials[b][u]`: operators before b are not done for less when the last segment was on unit u. A chain's segments
-/// are intervals; a tensor made by the last operator of a segment is on its unit.
-fn chain(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
-    let [model] = ground.models else { return Err(CERTIFICATE.fail("the chain's graph is of one model")) };
-    let (units, count, machine) = (ground.units(), model.operators.len(), ground.machine);
-    for at in 1..count {
-        let linked = model.operators[at].inputs.iter().any(|&tensor| model.tensors[tensor].producer == Some(at - 1));
-        if !linked {
-            return Err(CheckError::Bound(format!(
-                "the model is no chain: operator {at} does not read its predecessor"
-            )));
-        }
-    }
-    let potentials = CERTIFICATE.rows(proof, "potentials", units)?;
-    if potentials.len() != count + 1 {
-        return Err(CERTIFICATE.fail("potentials of another number of operators"));
-    }
-    // Measured intervals by start; every other interval follows from prefix sums.
-    let mut measured: Vec<BTreeMap<(usize, usize), f64>> = vec![BTreeMap::new(); units];
-    for (unit, sets) in model.sets.iter().enumerate() {
-        for (set, &ms) in sets {
-            if set[set.len() - 1] + 1 - set[0] == set.len() {
-                measured[unit].insert((set[0], set[set.len() - 1] + 1), ms);
-            }
-        }
-    }
-    for start in 0..count {
-        for unit in 0..units {
-            let price = ground.per_ms[unit];
-            let estimate = &model.estimates[unit];
-            let (mut shares, mut handed, mut broken, mut host) = (0.0, 0.0, false, 0.0);
-            // Per source unit, tensors of the operator before that were brought along so far.
-            let mut moved = vec![0.0; units];
-            let mut seen: Vec<usize> = Vec::new();
-            for end in start + 1..=count {
-                let at = end - 1;
-                if !model.allowed(at, unit) {
-                    break;
-                }
-                broken |= model.alone(at, unit).is_none();
-                shares += estimate.share[at];
-                for &tensor in &model.operators[at].outputs {
-                    if model.tensors[tensor].is_output {
-                        handed += model.host_transfer(tensor, unit, machine, true);
-                    }
-                }
-                for &tensor in &model.operators[at].inputs {
-                    let edge = &model.tensors[tensor];
-                    let fresh = !seen.contains(&tensor);
-                    if fresh && start > 0 && edge.producer == Some(start - 1) {
-                        seen.push(tensor);
-                        for (from, sum) in moved.iter_mut().enumerate() {
-                            *sum += machine.transfer(from, unit, edge.bytes);
-                        }
-                    } else if fresh && edge.producer.is_none() && edge.consumers.first() >= Some(&start) {
-                        seen.push(tensor);
-                        host += model.host_transfer(tensor, unit, machine, false);
-                    }
-                }
-                let segment = match measured[unit].get(&(start, end)) {
-                    Some(&ms) => ms,
-                    None if broken => continue,
-                    None if end == start + 1 => model.alone(at, unit).map_or(f64::INFINITY, |alone| alone.ms),
-                    None => estimate.dispatch + shares,
-                };
-                let reached = if start == 0 {
-                    0.0
-                } else {
-                    (0..units).map(|from| potentials[start][from] + moved[from] * price).fold(f64::INFINITY, f64::min)
-                };
-                let cost = reached + (segment + handed + host) * price;
-                if cost.is_finite() && !close_above(cost, potentials[end][unit]) {
-                    return Err(CheckError::Bound(format!(
-                        "potential {} before operator {end} on unit {unit} is above {cost}",
-                        potentials[end][unit]
-                    )));
-                }
-            }
-        }
-    }
-    Ok(potentials[count].iter().copied().fold(f64::INFINITY, f64::min))
 }

@@ -3,7 +3,7 @@
 
 use crate::CheckError;
 use crate::json::{Reader, text};
-use crate::machine::{Class, Machine, key, newest, time};
+use crate::machine::{Class, Machine, Transfers, key, newest, time};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -16,6 +16,8 @@ pub struct Operator {
     pub signature: String,
     pub class: Class,
     pub weight_bytes: f64,
+    /// Number of the model's nodes in it.
+    pub nodes: usize,
 }
 
 #[derive(Debug)]
@@ -52,34 +54,52 @@ pub struct Model {
     pub alone: Vec<Option<Alone>>,
     /// Per unit: sets measured whole.
     pub sets: Vec<BTreeMap<Vec<usize>, f64>>,
+    /// Per unit: sets that failed in one piece, or whose result is not known to be right.
+    failed: Vec<Vec<Vec<usize>>>,
     pub estimates: Vec<Estimate>,
     /// The unit that each operator is pinned to.
     pub fixed: Vec<Option<usize>>,
+    transfers: Transfers,
+    /// Most bytes of weights on each unit, and most nodes of a segment that was not measured.
+    memory: Vec<Option<f64>>,
+    most_nodes: Vec<Option<f64>>,
     units: usize,
 }
 
-impl Model {
-    pub fn read_all(certificate: &Value, profiles: &[Value], machine: &Machine) -> Result<Vec<Self>, CheckError> {
-        let reader = Reader("certificate");
-        let mut models: Vec<Self> = Vec::new();
-        for (index, named) in reader.list(certificate, "models")?.iter().enumerate() {
+/// The profile of each model of a certificate: the one at the model's own place, if it holds the model, else the first that
+/// does (several profiles may hold one model).
+pub fn profiles_of<'p>(certificate: &Value, profiles: &'p [Value]) -> Result<Vec<(&'p Value, &'p Value)>, CheckError> {
+    let named = Reader("certificate").list(certificate, "models")?;
+    if profiles.is_empty() {
+        return Err(PROFILE.fail("there is none"));
+    }
+    profiles.iter().try_for_each(|profile| PROFILE.list(profile, "models").map(|_| ()))?;
+    named
+        .iter()
+        .enumerate()
+        .map(|(index, named)| {
             let matches = |graph: &&Value| {
                 graph["fingerprint"] == named["fingerprint"] && graph["granularity"] == named["granularity"]
             };
-            // The profile at the model's own place first: several profiles may hold one model.
-            let mut order: Vec<&Value> = profiles.get(index).into_iter().collect();
-            order.extend(profiles);
-            let found = order
-                .into_iter()
-                .find_map(|profile| Some((profile, profile["models"].as_array()?.iter().find(matches)?)));
-            let Some((profile, graph)) = found else {
-                return Err(CheckError::OtherProfile(format!(
-                    "it has no model of fingerprint {}",
-                    named["fingerprint"]
-                )));
-            };
-            models.push(Self::read(profile, graph, machine)?);
-        }
+            let order = profiles.get(index).into_iter().chain(profiles);
+            let mut found =
+                order.filter_map(|profile| Some((profile, profile["models"].as_array()?.iter().find(matches)?)));
+            found.next().ok_or_else(|| {
+                CheckError::OtherProfile(format!("it has no model of fingerprint {}", named["fingerprint"]))
+            })
+        })
+        .collect()
+}
+
+impl Model {
+    pub fn read_all(
+        certificate: &Value,
+        found: &[(&Value, &Value)],
+        machine: &Machine,
+    ) -> Result<Vec<Self>, CheckError> {
+        let reader = Reader("certificate");
+        let mut models: Vec<Self> =
+            found.iter().map(|(profile, graph)| Self::read(profile, graph, machine)).collect::<Result<_, _>>()?;
         for fixed in reader.list(certificate, "fixed")? {
             let model = reader.index(fixed, "model", models.len())?;
             let operator = reader.index(fixed, "operator", models[model].operators.len())?;
@@ -100,6 +120,7 @@ impl Model {
                     signature: text(operator, "signature").unwrap_or_default().to_owned(),
                     class: Class::read(text(operator, "class")),
                     weight_bytes: operator["weight_bytes"].as_f64().unwrap_or(0.0),
+                    nodes: operator["nodes"].as_array().map_or(0, Vec::len),
                 })
             })
             .collect::<Result<_, CheckError>>()?;
@@ -132,17 +153,21 @@ impl Model {
             tensors[output].is_output = true;
         }
         let units = machine.units.len();
+        let records = newest(profile)?;
         let mut model = Self {
             name: text(graph, "model").unwrap_or_default().to_owned(),
             fixed: vec![None; operators.len()],
             alone: Vec::new(),
             sets: vec![BTreeMap::new(); units],
+            failed: vec![Vec::new(); units],
             estimates: Vec::new(),
             operators,
             tensors,
+            transfers: Transfers::read(records.values().copied(), machine),
+            memory: machine.units.iter().map(|unit| unit.memory_bytes).collect(),
+            most_nodes: machine.units.iter().map(|unit| unit.max_nodes).collect(),
             units,
         };
-        let records = newest(profile)?;
         let mut nodes: Vec<Option<&Value>> = vec![None; units];
         let mut dispatch: Vec<Option<f64>> = vec![None; units];
         let mut wrong = vec![false; model.operators.len() * units];
@@ -198,10 +223,10 @@ impl Model {
         }
         // A result that was compared with nothing counts for little when it holds an operator that is wrong alone.
         let unchecked = record["outcome"]["error_to_peak"].is_null();
-        if unchecked && operators.iter().any(|&at| wrong[at * self.units + unit]) {
-            return;
-        }
-        if let Some((ms, ..)) = time(record) {
+        let known = time(record).filter(|_| !unchecked || !operators.iter().any(|&at| wrong[at * self.units + unit]));
+        if known.is_none() && operators.len() > 1 {
+            self.failed[unit].push(operators);
+        } else if let Some((ms, ..)) = known {
             // The whole-model record stands before a segment of all operators.
             if whole || !self.sets[unit].contains_key(&operators) {
                 self.sets[unit].insert(operators, ms);
@@ -221,9 +246,15 @@ impl Model {
         self.fixed[operator].is_none_or(|fixed| fixed == unit)
     }
 
+    /// Milliseconds to bring bytes of a tensor that this model makes from one unit to another.
+    pub fn transfer(&self, from: usize, to: usize, bytes: f64) -> f64 {
+        self.transfers.ms(from, to, bytes)
+    }
+
     /// Whether the operator may run on the unit in some plan, in any company.
     pub fn possible(&self, operator: usize, unit: usize) -> bool {
         self.allowed(operator, unit)
+            && self.memory[unit].is_none_or(|most| self.operators[operator].weight_bytes <= most)
             && (self.alone(operator, unit).is_some()
                 || self.sets[unit].keys().any(|set| set.binary_search(&operator).is_ok()))
     }
@@ -237,6 +268,22 @@ impl Model {
         alone.chain(whole).fold(estimate.dispatch, f64::min).max(0.0)
     }
 
+    /// Whether the operators from `start` to before `end` are too much.
+    pub fn fails_from(&self, start: usize, end: usize, unit: usize) -> bool {
+        if self.most_nodes[unit].is_none() && self.failed[unit].is_empty() {
+            return false;
+        }
+        self.is_too_much(&(start..end).collect::<Vec<_>>(), unit)
+    }
+
+    /// Whether operators (ascending) are more in one piece than the unit takes: nodes, or what failed there. What was measured
+    /// whole is not asked.
+    pub fn is_too_much(&self, operators: &[usize], unit: usize) -> bool {
+        let nodes: usize = operators.iter().map(|&at| self.operators[at].nodes).sum();
+        let holds = |set: &Vec<usize>| set.iter().all(|at| operators.binary_search(at).is_ok());
+        self.most_nodes[unit].is_some_and(|most| nodes as f64 > most) || self.failed[unit].iter().any(holds)
+    }
+
     /// Cost of a set (ascending) on a unit, and whether it is an estimate; `None` where it cannot run.
     pub fn segment(&self, operators: &[usize], unit: usize) -> Option<(f64, bool)> {
         if operators.iter().any(|&at| !self.allowed(at, unit)) {
@@ -246,6 +293,9 @@ impl Model {
             return Some((ms, false));
         }
         if operators.iter().any(|&at| self.alone(at, unit).is_none()) {
+            return None;
+        }
+        if self.is_too_much(operators, unit) {
             return None;
         }
         if let [at] = operators {

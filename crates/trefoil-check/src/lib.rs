@@ -12,10 +12,14 @@
 mod bounds;
 mod costs;
 mod json;
+mod links;
 mod machine;
+mod memory;
 mod priced;
 mod schedule;
 mod search;
+mod serial;
+mod workload;
 
 use serde_json::Value;
 use thiserror::Error;
@@ -122,10 +126,17 @@ pub fn check(certificate: &Value, profiles: &[Value]) -> Result<Verdict, CheckEr
     for profile in profiles {
         header(profile, "profile", "trefoil-profile")?;
     }
-    let machine = machine::Machine::read(certificate, profiles)?;
+    let found = costs::profiles_of(certificate, profiles)?;
+    let mut distinct: Vec<&Value> = Vec::new();
+    for profile in found.iter().map(|found| found.0).chain(profiles.first()) {
+        if !distinct.iter().any(|known| std::ptr::eq(*known, profile)) {
+            distinct.push(profile);
+        }
+    }
+    let machine = machine::Machine::read(certificate, &distinct)?;
     let objective = json::text(certificate, "objective").unwrap_or_default().to_owned();
     let per_ms = machine.prices(&objective)?;
-    let models = costs::Model::read_all(certificate, profiles, &machine)?;
+    let models = costs::Model::read_all(certificate, &found, &machine)?;
     let schedule = schedule::Schedule::read(certificate, &models, &machine)?;
     schedule.verify(&models, &machine)?;
     let value = schedule.verify_claim(certificate, &models, &machine, &per_ms)?;

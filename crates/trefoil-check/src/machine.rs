@@ -2,7 +2,7 @@
 
 use crate::CheckError;
 use crate::json::{Reader, text};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 const PROFILE: Reader = Reader("profile");
@@ -27,6 +27,7 @@ pub struct Unit {
     pub resources: BTreeSet<String>,
     pub watts: Option<f64>,
     pub memory_bytes: Option<f64>,
+    pub max_nodes: Option<f64>,
 }
 
 /// The units that the certificate's plan could choose from.
@@ -34,10 +35,53 @@ pub struct Unit {
 pub struct Machine {
     pub units: Vec<Unit>,
     pub idle_watts: Option<f64>,
-    /// Row-major from × to: `(bytes, ms)` ascending.
-    transfers: Vec<Vec<(f64, f64)>>,
     /// (slowed, interfering) → (class, class of the interference) → factor.
     slowdowns: BTreeMap<(usize, usize), BTreeMap<(Class, Class), f64>>,
+}
+
+/// What one profile says of moving data between the units.
+#[derive(Debug)]
+pub struct Transfers {
+    units: usize,
+    /// Row-major from × to: `(bytes, ms)` ascending.
+    points: Vec<Vec<(f64, f64)>>,
+}
+
+impl Transfers {
+    pub fn read<'r>(records: impl Iterator<Item = &'r Value>, machine: &Machine) -> Self {
+        let units = machine.units.len();
+        let mut points = vec![Vec::new(); units * units];
+        for record in records.filter(|record| text(&record["subject"], "kind") == Some("transfer")) {
+            let Some((from, to)) = machine.pair_of(record) else { continue };
+            // Only the caller's own total counts for a transfer.
+            let total = record["outcome"]["timing"]["total"]["median"].as_f64();
+            if let (Some(bytes), Some(total)) = (record["subject"]["bytes"].as_f64(), total) {
+                points[from * units + to].push((bytes, total));
+            }
+        }
+        for points in &mut points {
+            points.sort_by(|a: &(f64, f64), b| a.0.total_cmp(&b.0));
+        }
+        Self { units, points }
+    }
+
+    /// Piecewise linear between measured sizes, constant below, the last slope above.
+    pub fn ms(&self, from: usize, to: usize, bytes: f64) -> f64 {
+        if from == to {
+            return 0.0;
+        }
+        let points = &self.points[from * self.units + to];
+        let Some(&first) = points.first() else { return 0.0 };
+        if points.len() == 1 || bytes <= first.0 {
+            return first.1;
+        }
+        let right = points.iter().position(|point| point.0 >= bytes).unwrap_or(points.len() - 1).max(1);
+        let (low, high) = (points[right - 1], points[right]);
+        if high.0 <= low.0 {
+            return high.1;
+        }
+        (low.1 + (high.1 - low.1) * (bytes - low.0) / (high.0 - low.0)).max(0.0)
+    }
 }
 
 /// The newest record of every subject on its units: of equal ones the last counts.
@@ -69,11 +113,11 @@ pub fn time(record: &Value) -> Option<(f64, Option<f64>, Option<f64>)> {
 }
 
 impl Machine {
-    pub fn read(certificate: &Value, profiles: &[Value]) -> Result<Self, CheckError> {
-        let profile = profiles.first().ok_or_else(|| PROFILE.fail("there is none"))?;
+    /// The machine of some profiles, in the order of the models that they are of: what an earlier one tells counts.
+    pub fn read(certificate: &Value, profiles: &[&Value]) -> Result<Self, CheckError> {
+        let first = profiles.first().ok_or_else(|| PROFILE.fail("there is none"))?;
         let names = Reader("certificate").list(certificate, "units")?;
-        let records = newest(profile)?;
-        let described = PROFILE.list(profile, "units")?;
+        let described = PROFILE.list(first, "units")?;
         let mut units = Vec::new();
         for name in names {
             let unit = described
@@ -86,70 +130,49 @@ impl Machine {
             if resources.is_empty() {
                 resources.insert(format!("unit:{address}"));
             }
-            let power = records.get(&key(&serde_json::json!({ "kind": "power" }), &Value::Array(vec![name.clone()])));
-            let watts = power.and_then(|record| record["outcome"]["value"]["median"].as_f64());
             units.push(Unit {
                 accelerator: text(unit, "kind") != Some("cpu"),
-                watts: watts.or_else(|| profile["declared_watts"][&address].as_f64()),
+                watts: None,
                 memory_bytes: unit["limits"]["memory_bytes"].as_f64(),
+                max_nodes: unit["limits"]["max_nodes"].as_f64(),
                 resources,
                 address,
             });
         }
-        let mut machine = Self {
-            idle_watts: profile["declared_watts"]["idle"].as_f64(),
-            transfers: vec![Vec::new(); units.len() * units.len()],
-            slowdowns: BTreeMap::new(),
-            units,
-        };
-        for record in records.values() {
-            machine.read_pair(record);
-        }
-        for points in &mut machine.transfers {
-            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut machine = Self { idle_watts: None, slowdowns: BTreeMap::new(), units };
+        for profile in profiles {
+            machine.add(profile)?;
         }
         Ok(machine)
     }
 
-    fn read_pair(&mut self, record: &Value) {
-        let Some([from, to]) = record["units"].as_array().map(Vec::as_slice) else { return };
-        let place = |name: &Value| self.units.iter().position(|unit| *name == *unit.address);
-        let (Some(from), Some(to)) = (place(from), place(to)) else { return };
-        let subject = &record["subject"];
-        match text(subject, "kind") {
-            Some("transfer") => {
-                // Only the caller's own total counts for a transfer.
-                let total = record["outcome"]["timing"]["total"]["median"].as_f64();
-                if let (Some(bytes), Some(total)) = (subject["bytes"].as_f64(), total) {
-                    self.transfers[from * self.units.len() + to].push((bytes, total));
-                }
-            }
-            Some("slowdown") => {
-                if let Some(factor) = record["outcome"]["value"]["median"].as_f64() {
-                    let classes = (Class::read(text(subject, "class")), Class::read(text(subject, "interference")));
-                    self.slowdowns.entry((from, to)).or_default().insert(classes, factor);
-                }
-            }
-            _ => {}
+    /// Powers and slowdowns that no earlier profile told.
+    fn add(&mut self, profile: &Value) -> Result<(), CheckError> {
+        let records = newest(profile)?;
+        self.idle_watts = self.idle_watts.or_else(|| profile["declared_watts"]["idle"].as_f64());
+        for unit in &mut self.units {
+            let power = records.get(&key(&json!({ "kind": "power" }), &json!([unit.address])));
+            let watts = power.and_then(|record| record["outcome"]["value"]["median"].as_f64());
+            unit.watts = unit.watts.or(watts).or_else(|| profile["declared_watts"][&unit.address].as_f64());
         }
+        for record in records.values() {
+            let subject = &record["subject"];
+            let Some(pair) = self.pair_of(record) else { continue };
+            if let (Some("slowdown"), Some(factor)) =
+                (text(subject, "kind"), record["outcome"]["value"]["median"].as_f64())
+            {
+                let classes = (Class::read(text(subject, "class")), Class::read(text(subject, "interference")));
+                self.slowdowns.entry(pair).or_default().entry(classes).or_insert(factor);
+            }
+        }
+        Ok(())
     }
 
-    /// Piecewise linear between measured sizes, constant below, the last slope above.
-    pub fn transfer(&self, from: usize, to: usize, bytes: f64) -> f64 {
-        if from == to {
-            return 0.0;
-        }
-        let points = &self.transfers[from * self.units.len() + to];
-        let Some(&first) = points.first() else { return 0.0 };
-        if points.len() == 1 || bytes <= first.0 {
-            return first.1;
-        }
-        let right = points.iter().position(|point| point.0 >= bytes).unwrap_or(points.len() - 1).max(1);
-        let (low, high) = (points[right - 1], points[right]);
-        if high.0 <= low.0 {
-            return high.1;
-        }
-        (low.1 + (high.1 - low.1) * (bytes - low.0) / (high.0 - low.0)).max(0.0)
+    /// The units of a record of two.
+    fn pair_of(&self, record: &Value) -> Option<(usize, usize)> {
+        let Some([from, to]) = record["units"].as_array().map(Vec::as_slice) else { return None };
+        let place = |name: &Value| self.units.iter().position(|unit| *name == *unit.address);
+        place(from).zip(place(to))
     }
 
     /// The measured factor of one unit's work beside another's: of exactly these classes, else the worst of the slowed class.

@@ -9,6 +9,7 @@ use crate::CheckError;
 use crate::bounds::Ground;
 use crate::json::Reader;
 use crate::machine::Class;
+use crate::memory::Prices;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,15 +46,18 @@ fn payments(proof: &Value, ground: &Ground<'_>) -> Result<Payments, CheckError> 
 }
 
 /// The least sum of all work and transfers of one execution of a model at a price of each unit's time, as far as the payments
-/// show it. With `host`, inputs are brought and outputs handed over in every execution.
+/// show it, and of the charges for memory.
 fn least_cost(
     ground: &Ground<'_>,
     number: usize,
     price: &dyn Fn(usize, Class) -> f64,
     payments: &Payments,
-    host: bool,
+    memory: &Prices,
 ) -> f64 {
     let (model, units) = (&ground.models[number], ground.units());
+    // Whether inputs are brought and outputs handed over in every execution.
+    let host = ground.is_once(number);
+    let executions = ground.executions(number);
     let readers: Vec<Vec<usize>> = model
         .tensors
         .iter()
@@ -70,7 +74,7 @@ fn least_cost(
         }
         let brought = |unit: usize| {
             let ms = match from {
-                Some(from) => ground.machine.transfer(from, unit, edge.bytes),
+                Some(from) => model.transfer(from, unit, edge.bytes),
                 None => model.host_transfer(tensor, unit, ground.machine, false),
             };
             if from == Some(unit) { 0.0 } else { ms * price(unit, Class::Memory) }
@@ -98,7 +102,7 @@ fn least_cost(
                 if ms.is_infinite() {
                     return None;
                 }
-                let mut sum = ms * price(unit, class);
+                let mut sum = ms * price(unit, class) + memory.charge(model, at, unit, executions);
                 for &tensor in operator.inputs.iter().collect::<BTreeSet<_>>() {
                     if model.tensors[tensor].producer.is_some() || host {
                         sum += pays(tensor, at, unit);
@@ -182,7 +186,7 @@ pub fn load(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     }
     check_prices(ground, &price)?;
     let of = |unit: usize, class: Class| price[unit][usize::from(class == Class::Memory)];
-    sum(proof, ground, &of)
+    sum(proof, ground, &of, &Prices::read(proof, ground)?)
 }
 
 /// Work and transfers at watts above idling, in joules.
@@ -198,17 +202,21 @@ pub fn energy(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     if price.iter().any(|price| *price < 0.0) || ground.units() > MOST_UNITS {
         return Err(CheckError::Bound("a unit draws less than idling, or there are too many units".to_owned()));
     }
-    Ok(sum(proof, ground, &|unit, _| price[unit])? / 1e3)
+    // Work is counted in millijoules, memory in joules.
+    let memory = Prices::read(proof, ground)?.times(1e3);
+    Ok(sum(proof, ground, &|unit, _| price[unit], &memory)? / 1e3)
 }
 
-fn sum(proof: &Value, ground: &Ground<'_>, price: &dyn Fn(usize, Class) -> f64) -> Result<f64, CheckError> {
+fn sum(
+    proof: &Value,
+    ground: &Ground<'_>,
+    price: &dyn Fn(usize, Class) -> f64,
+    memory: &Prices,
+) -> Result<f64, CheckError> {
     let payments = payments(proof, ground)?;
-    let mut total = 0.0;
+    let mut total = -memory.allowance(ground.models.iter(), ground);
     for number in 0..ground.models.len() {
-        let (executions, items) = (ground.executions(number), ground.items(number));
-        // Repetitions of an item share what the host hands in and out.
-        let host = executions <= items;
-        total += least_cost(ground, number, price, &payments, host) * executions;
+        total += least_cost(ground, number, price, &payments, memory) * ground.executions(number);
     }
     Ok(total)
 }

@@ -2,6 +2,7 @@
 
 use crate::costs::Model;
 use crate::json::{Reader, text};
+use crate::links::{Links, Source};
 use crate::machine::{Class, Machine};
 use crate::{CheckError, TOLERANCE, close};
 use serde_json::Value;
@@ -41,6 +42,7 @@ pub struct Schedule {
     weights: BTreeMap<u64, f64>,
     /// For each model, item and iteration the task that computes each operator.
     pub computed_by: BTreeMap<Execution, Vec<usize>>,
+    pub links: Links,
     /// Number of estimated segment costs.
     pub estimated: usize,
 }
@@ -84,7 +86,7 @@ impl Schedule {
                 };
                 let ms = match from {
                     Some(from) if from == unit => model.host_transfer(tensor, unit, machine, true),
-                    Some(from) => machine.transfer(from, unit, model.tensors[tensor].bytes),
+                    Some(from) => model.transfer(from, unit, model.tensors[tensor].bytes),
                     None => model.host_transfer(tensor, unit, machine, false),
                 };
                 (Work::Transfer { tensor, from }, ms, Class::Memory)
@@ -109,8 +111,10 @@ impl Schedule {
             }
             weights.insert(number, weight);
         }
-        let mut schedule = Self { tasks, arrivals, requests, weights, computed_by: BTreeMap::new(), estimated };
+        let links = Links::default();
+        let mut schedule = Self { tasks, arrivals, requests, weights, computed_by: BTreeMap::new(), links, estimated };
         schedule.cover(models)?;
+        schedule.links = Links::read(certificate, models, schedule.computed_by.keys())?;
         Ok(schedule)
     }
 
@@ -280,21 +284,29 @@ impl Schedule {
         }
         for (index, task) in self.tasks.iter().enumerate() {
             let Work::Compute(operators) = &task.work else { continue };
-            let (model, done) = (&models[task.of.0], &self.computed_by[&task.of]);
+            let model = &models[task.of.0];
             for &at in operators {
                 for &tensor in &model.operators[at].inputs {
-                    let edge = &model.tensors[tensor];
-                    let transfer = brought.get(&(task.of, tensor, task.unit));
-                    let arrives = match edge.producer {
-                        Some(producer) if operators.binary_search(&producer).is_ok() => continue,
-                        Some(producer) => {
-                            let source = &self.tasks[done[producer]];
-                            let free =
-                                source.unit == task.unit || machine.transfer(source.unit, task.unit, edge.bytes) == 0.0;
-                            if free { Some(source.end) } else { transfer.map(|transfer| transfer.end) }
-                        }
-                        None if model.host_transfer(tensor, task.unit, machine, false) == 0.0 => Some(0.0),
-                        None => transfer.map(|transfer| transfer.end),
+                    let producer = model.tensors[tensor].producer;
+                    if producer.is_some_and(|producer| operators.binary_search(&producer).is_ok()) {
+                        continue;
+                    }
+                    let source = match producer {
+                        Some(_) => Source::Made(task.of, tensor),
+                        None => self.links.source(task.of, tensor),
+                    };
+                    let brought = |of: Execution, tensor: usize| {
+                        brought.get(&(of, tensor, task.unit)).map(|transfer| transfer.end)
+                    };
+                    let arrives = match source {
+                        Source::Made(of, made) => self.made_by(models, of, made).and_then(|maker| {
+                            let free = maker.unit == task.unit
+                                || models[of.0].transfer(maker.unit, task.unit, models[of.0].tensors[made].bytes)
+                                    == 0.0;
+                            if free { Some(maker.end) } else { brought(of, made) }
+                        }),
+                        Source::Host(_) if model.host_transfer(tensor, task.unit, machine, false) == 0.0 => Some(0.0),
+                        Source::Host(of) => brought(of, tensor),
                     };
                     if arrives.is_none_or(|arrives| task.start < arrives - slack) {
                         return Err(CheckError::Schedule(format!(
@@ -304,6 +316,7 @@ impl Schedule {
                 }
                 for &tensor in &model.operators[at].outputs {
                     if model.tensors[tensor].is_output
+                        && self.links.hands_over(task.of, tensor)
                         && model.host_transfer(tensor, task.unit, machine, true) > 0.0
                         && !handed.contains_key(&(task.of, tensor))
                     {
@@ -313,6 +326,12 @@ impl Schedule {
             }
         }
         Ok(())
+    }
+
+    /// The task that makes a tensor.
+    fn made_by(&self, models: &[Model], of: Execution, tensor: usize) -> Option<&Task> {
+        let maker = models[of.0].tensors[tensor].producer?;
+        Some(&self.tasks[self.computed_by.get(&of)?[maker]])
     }
 
     /// The busy sets between consecutive events: `f(length, running tasks)`.
@@ -390,7 +409,7 @@ impl Schedule {
                 let [model] = models else { return Err(CERTIFICATE.fail("the paper's claim is of one model")) };
                 let done = self.computed_by.get(&(0, 0, 0)).cloned().unwrap_or_default();
                 let assignment: Vec<usize> = done.iter().map(|&task| self.tasks[task].unit).collect();
-                crate::bounds::paper_cost(model, machine, per_ms, &assignment)
+                crate::serial::paper_cost(model, machine, per_ms, &assignment)
             }
             rule => return Err(CERTIFICATE.fail(format!("claim rule {rule:?}"))),
         };

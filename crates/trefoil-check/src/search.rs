@@ -99,7 +99,7 @@ impl Search<'_, '_> {
             let places: BTreeSet<usize> = readers.iter().map(|&reader| unit_of[reader]).collect();
             for unit in places {
                 let ms = match edge.producer {
-                    Some(maker) => machine.transfer(unit_of[maker], unit, edge.bytes),
+                    Some(maker) => model.transfer(unit_of[maker], unit, edge.bytes),
                     None => model.host_transfer(tensor, unit, machine, false),
                 };
                 let here = readers.iter().copied().filter(|&reader| unit_of[reader] == unit);

@@ -3,15 +3,19 @@
 //! In a **pure** chain each operator reads only what the one before made, so operators never overlap, and every plan is a sequence of
 //! segments that are intervals. The estimate of a segment is additive, so it need not be looked at as a whole: a shortest path
 //! over (operator, unit, whether a segment is open) sees every interval, and the few that were measured whole are edges of their
-//! own. What is left out only lowers the value: failures in one piece, node and memory limits, and that an estimate does not
-//! stand where the same interval was measured.
+//! own. Memory limits count by prices of bytes ([`crate::bounds::memory`]). What is left out only lowers the value: failures in
+//! one piece, node limits, and that an estimate does not stand where the same interval was measured.
 
 use crate::assemble::Piece;
 use crate::bounds::LeastTimes;
+use crate::bounds::memory::Limits;
 use crate::problem::Problem;
 use crate::view::CostView;
 use trefoil_core::cost::measurement_cost;
 use trefoil_core::{OperatorId, TensorId};
+
+/// Steps in which the price of a limited unit's bytes is narrowed.
+const PRICE_STEPS: usize = 14;
 
 /// Least cost of each way to stand after an operator.
 #[derive(Debug, Clone)]
@@ -48,7 +52,12 @@ pub(crate) fn chain_bound(view: &CostView<'_>, least: &Problem) -> Option<f64> {
     if LeastTimes::new(least).speeds_up() {
         return None;
     }
-    shortest(view).map(|path| path.cost)
+    let plain = shortest(view, &[])?.cost;
+    let Some(limits) = Limits::of(least) else { return Some(plain) };
+    let priced = |prices: &[f64]| {
+        shortest(view, &limits.charges(prices)).map_or(0.0, |path| path.cost - limits.allowance(prices))
+    };
+    Some(limits.search(plain, PRICE_STEPS, priced).0)
 }
 
 /// The segments of the shortest path, where the graph is a pure chain; for chains too long to look at every interval.
@@ -57,26 +66,29 @@ pub(crate) fn chain_pieces(view: &CostView<'_>) -> Option<Vec<Piece>> {
         unit,
         operators: (first as u32..end as u32).map(OperatorId).collect(),
     };
-    shortest(view).map(|path| path.segments.iter().map(piece).collect())
+    shortest(view, &[]).map(|path| path.segments.iter().map(piece).collect())
 }
 
-fn shortest(view: &CostView<'_>) -> Option<Path> {
+/// `charges` are what operators cost on units beyond their time, row-major operators × units; empty for nothing.
+fn shortest(view: &CostView<'_>, charges: &[f64]) -> Option<Path> {
     let (graph, units) = (view.graph, view.unit_count());
     let count = graph.len();
     if count == 0 || !is_pure_chain(view) {
         return None;
     }
+    let charge = |at: usize, unit: usize| charges.get(at * units + unit).copied().unwrap_or(0.0);
     // Measured intervals by their end.
     let mut measured: Vec<Vec<(usize, usize, f64)>> = vec![Vec::new(); count];
     for (unit, sets) in view.measured.iter().enumerate() {
         for (operators, record) in sets {
             let (Some(first), Some(last)) = (operators.first(), operators.last()) else { continue };
-            let allowed = operators.iter().all(|&id| view.allowed(id, unit));
+            let allowed = operators.iter().all(|&id| view.possible(id, unit));
             if let Some(cost) = measurement_cost(record)
                 && allowed
                 && last.index() + 1 - first.index() == operators.len()
             {
-                measured[last.index()].push((first.index(), unit, cost.ms * view.per_ms[unit]));
+                let held: f64 = operators.iter().map(|id| charge(id.index(), unit)).sum();
+                measured[last.index()].push((first.index(), unit, cost.ms * view.per_ms[unit] + held));
             }
         }
     }
@@ -109,17 +121,18 @@ fn shortest(view: &CostView<'_>) -> Option<Path> {
         }
         let mut next = Ways { done: infinite.clone(), begun: infinite.clone(), open: infinite.clone() };
         for unit in 0..units {
-            if !view.allowed(id, unit) {
+            if !view.possible(id, unit) {
                 continue;
             }
             let Some(cost) = view.table.cost(id, unit) else { continue };
             let (price, estimate) = (view.per_ms[unit], &view.estimates[unit]);
             let step = &mut steps[at * units + unit];
-            let share = estimate.share[at] * price;
+            let held = charge(at, unit);
+            let share = estimate.share[at] * price + held;
             next.begun[unit] = start[unit] + estimate.dispatch_ms * price + share;
             step.second = ways.begun[unit] < ways.open[unit];
             next.open[unit] = ways.begun[unit].min(ways.open[unit]) + share;
-            let alone = start[unit] + cost.ms * price;
+            let alone = start[unit] + cost.ms * price + held;
             step.first = (alone <= next.open[unit]).then_some(at as u32);
             next.done[unit] = alone.min(next.open[unit]);
         }

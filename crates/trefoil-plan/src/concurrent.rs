@@ -296,7 +296,7 @@ impl<'a> Workload<'a> {
     }
 
     fn check_links(&self, application: &Application<'a>, models: &[usize]) -> Result<(), PlanError> {
-        for link in &application.links {
+        for (number, link) in application.links.iter().enumerate() {
             let graph = |stage: usize| models.get(stage).map(|&model| self.views[model].graph);
             let (Some(from), Some(to)) = (graph(link.from.0), graph(link.to.0)) else {
                 return Err(wrong(
@@ -314,6 +314,13 @@ impl<'a> Workload<'a> {
             }
             if read.producer.is_some() {
                 return Err(wrong(&to.model, format!("a link feeds `{}`, which is no model input", read.name)));
+            }
+            // A loop's own link and one that starts it are different; of two others none is right.
+            let is_loop = |link: &StageLink| link.from.0 == link.to.0;
+            let again =
+                application.links[..number].iter().any(|other| other.to == link.to && is_loop(other) == is_loop(link));
+            if again {
+                return Err(wrong(&to.model, format!("two links feed `{}`", read.name)));
             }
             if made.bytes != read.bytes {
                 return Err(wrong(

@@ -7,7 +7,7 @@
 
 use crate::PlanError;
 use crate::assemble::ROUNDING;
-use crate::bounds::{Effort, LeastTimes, bound_over_segments};
+use crate::bounds::{Effort, bound_over_segments, stream_bound};
 use crate::chain_bound::chain_bound;
 use crate::problem::{Goal, Problem};
 use crate::quality::{cheapest_cuts, goal_of, plan_value};
@@ -29,8 +29,7 @@ pub(crate) fn bound_of_all_within(view: &CostView<'_>, effort: Effort) -> Result
     }
     let problem = Problem::of_least(view)?.with_goal(goal_of(view.objective))?;
     if view.objective == Objective::Throughput {
-        let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
-        return Ok(LeastTimes::new(&problem).load(&problem, &all, true, STREAM_ROUNDS).0);
+        return Ok(stream_bound(&problem, STREAM_ROUNDS));
     }
     Ok(bound_over_segments(&problem, &[view], effort).max(chain_bound(view, &problem).unwrap_or(0.0)))
 }

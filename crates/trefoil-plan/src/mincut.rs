@@ -11,9 +11,14 @@ use std::collections::BTreeMap;
 /// The least `Σ price_u · (jobs + handovers + transfers)` over all assignments of a problem with two units, and the assignment.
 /// `price` is per unit: 1 for milliseconds, watts for millijoules. `None` when the problem has another number of units.
 pub fn minimum_cut(problem: &Problem, price: &[f64]) -> Option<(f64, Vec<u32>)> {
-    let solved = solve(problem, price)?;
+    let solved = solve(problem, price, &[])?;
     let reached = solved.network.reachable(problem.jobs().len());
     Some((solved.value, (0..problem.jobs().len()).map(|job| u32::from(!reached[job])).collect()))
+}
+
+/// The least cost alone, where every job also costs what `charges` (row-major jobs × 2; empty for nothing) say of its unit.
+pub(crate) fn charged_cut(problem: &Problem, price: &[f64], charges: &[f64]) -> Option<f64> {
+    solve(problem, price, charges).map(|solved| solved.value)
 }
 
 /// By (tensor, reader).
@@ -21,8 +26,8 @@ pub(crate) type CutPayments = BTreeMap<(u32, u32), f64>;
 
 /// What readers of tensors pay for being on unit 1, by (tensor, reader): the maximum flow as the witness that
 /// [`crate::bounds::priced`] describes. By the duality of flows and cuts it proves all of the minimum cut.
-pub(crate) fn cut_payments(problem: &Problem, price: &[f64]) -> Option<(f64, CutPayments)> {
-    let solved = solve(problem, price)?;
+pub(crate) fn cut_payments(problem: &Problem, price: &[f64], charges: &[f64]) -> Option<(f64, CutPayments)> {
+    let solved = solve(problem, price, charges)?;
     let mut payments = CutPayments::new();
     for (key, arc, sign) in solved.reads {
         // The flow through an arc is what its reverse could take back.
@@ -39,7 +44,7 @@ struct Solved {
     reads: Vec<((u32, u32), u32, f64)>,
 }
 
-fn solve(problem: &Problem, price: &[f64]) -> Option<Solved> {
+fn solve(problem: &Problem, price: &[f64], charges: &[f64]) -> Option<Solved> {
     if problem.units().len() != 2 || price.len() != 2 {
         return None;
     }
@@ -54,7 +59,8 @@ fn solve(problem: &Problem, price: &[f64]) -> Option<Solved> {
     let cost = |job: usize, unit: usize| {
         let ms = dense.ms(job, unit) + handed(job, unit);
         // Where it cannot run it costs too much at any price, 0 included.
-        if ms.is_finite() { ms * price[unit] } else { f64::INFINITY }
+        let charge = charges.get(2 * job + unit).copied().unwrap_or(0.0);
+        if ms.is_finite() { ms * price[unit] + charge } else { f64::INFINITY }
     };
     for job in 0..jobs {
         // On unit 1 the arc from the source is cut, on unit 0 the arc to the sink.

@@ -92,7 +92,7 @@ pub(crate) fn cheapest_cuts(problem: &Problem, views: &[&CostView<'_>]) -> Resul
             let ms: Vec<f64> = (0..view.unit_count())
                 .map(|unit| {
                     let shares = job.operators.iter().map(|&id| {
-                        if view.allowed(id, unit) { view.estimates[unit].least[id.index()] } else { f64::INFINITY }
+                        if view.possible(id, unit) { view.estimates[unit].least[id.index()] } else { f64::INFINITY }
                     });
                     shares.sum::<f64>().min(job.ms[unit])
                 })

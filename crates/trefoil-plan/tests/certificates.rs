@@ -150,6 +150,35 @@ fn a_chain_with_measured_segments_is_certified_optimal() {
     assert!(verdict.is_optimal(), "{verdict:?}");
 }
 
+#[test]
+fn what_a_unit_does_not_take_in_one_piece_counts() {
+    let graph = chain(7, 500);
+    let ms = |scale: f64| [1.0, 2.0, 1.0, 3.0, 1.0, 2.0, 1.0].map(|ms| Some(ms * scale)).to_vec();
+    let builder = ProfileBuilder::new(&graph)
+        .cpus(2)
+        .operators(0, &ms(1.0))
+        .operators(1, &ms(1.2))
+        .transfers(&[(500, 0.1)])
+        .whole(0, 9.0)
+        .segment(1, &[1, 2], None)
+        .segment(0, &[3, 4], None);
+    let mut limited = builder.clone();
+    limited.profile.units[0].limits.max_nodes = Some(3);
+    for builder in [builder, limited] {
+        let request = PlanRequest::new(&builder.profile, &graph);
+        for method in ["interval", "auto", "dag"] {
+            let paper = certify(method, &request);
+            check(&paper, &[value(&builder.profile)]).unwrap_or_else(|error| panic!("{method}: {error}"));
+        }
+        // A segment that failed, at its estimate.
+        let paper = certify("interval", &request);
+        let tasks = json!([{ "unit": 1, "model": 0, "item": 0, "iteration": 0, "operators": [0, 1, 2, 3, 4, 5, 6],
+            "ms": 9.0, "start_ms": 0.0, "end_ms": 9.0 }]);
+        let error = refused(&paper, &value(&builder.profile), "what failed", |forged| forged["tasks"] = tasks.clone());
+        assert!(error.to_string().contains("forbids"), "{error}");
+    }
+}
+
 /// Applies a change to a certificate and expects the checker to refuse it.
 fn refused(paper: &Value, profile: &Value, what: &str, tamper: impl Fn(&mut Value)) -> CheckError {
     let mut forged = paper.clone();

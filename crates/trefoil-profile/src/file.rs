@@ -23,10 +23,12 @@
 //! as baselines. A power measurement without units is the idle package.
 
 use crate::ProfileError;
+use serde::Deserialize;
+use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 use trefoil_core::profile::{PROFILE_FORMAT, PROFILE_VERSION};
-use trefoil_core::{CoreError, Machine, Profile};
+use trefoil_core::{CoreError, Machine, Measurement, Profile};
 
 /// Writes a profile: to a temporary file in the same folder, then renamed.
 pub fn save_profile(profile: &Profile, path: &Path) -> Result<(), ProfileError> {
@@ -77,14 +79,17 @@ pub fn load_profile(path: &Path) -> Result<Profile, ProfileError> {
     let text = std::fs::read(path).map_err(ProfileError::io("read", path))?;
     let broken = |reason: String| ProfileError::Format { path: path.to_owned(), what: "trefoil profile", reason };
     // Format and version first: a newer file may have other fields, and the message should say so.
-    let value: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|error| broken(format!("not JSON: {error}")))?;
-    match value.get("format").and_then(serde_json::Value::as_str) {
+    let value: Value = serde_json::from_slice(&text).map_err(|error| {
+        let lenient = serde_json::from_slice(&quoted(&text)).ok();
+        let record = lenient.as_ref().and_then(malformed).map_or_else(String::new, |record| format!("; {record}"));
+        broken(format!("not JSON: {error}{record}"))
+    })?;
+    match value.get("format").and_then(Value::as_str) {
         Some(PROFILE_FORMAT) => {}
         Some(other) => return Err(broken(format!("its format is `{other}`"))),
         None => return Err(broken("it has no `format` field".to_owned())),
     }
-    match value.get("version").and_then(serde_json::Value::as_u64) {
+    match value.get("version").and_then(Value::as_u64) {
         Some(version) if version == u64::from(PROFILE_VERSION) => {}
         Some(version) => {
             let newer = version > u64::from(PROFILE_VERSION);
@@ -97,9 +102,53 @@ pub fn load_profile(path: &Path) -> Result<Profile, ProfileError> {
         }
         None => return Err(broken("it has no `version` number".to_owned())),
     }
-    let profile: Profile = serde_json::from_value(value).map_err(|error| broken(error.to_string()))?;
+    let profile =
+        Profile::deserialize(&value).map_err(|error| broken(malformed(&value).unwrap_or_else(|| error.to_string())))?;
     profile.validate()?;
     Ok(profile)
+}
+
+/// The first measurement that is none, with its operator if it is of one.
+fn malformed(value: &Value) -> Option<String> {
+    let (at, record, error) = value["measurements"]
+        .as_array()?
+        .iter()
+        .enumerate()
+        .find_map(|(at, record)| Some((at, record, Measurement::deserialize(record).err()?)))?;
+    let signature = record["subject"]["signature"].as_str();
+    let operators = value["models"].as_array()?.iter().filter_map(|model| model["operators"].as_array()).flatten();
+    let operator = signature.and_then(|signature| {
+        operators.into_iter().find(|operator| operator["signature"] == signature)?["name"].as_str()
+    });
+    let of = operator.map_or_else(String::new, |name| format!(" of operator `{name}`"));
+    let id = record["id"].as_str().unwrap_or("without id");
+    Some(format!("measurement {at} (`{id}`){of}: {error}"))
+}
+
+/// The text with bare `NaN`, `Infinity` and `-Infinity`, which some programs write and which are no JSON, as strings: to tell where
+/// they are.
+fn quoted(text: &[u8]) -> Vec<u8> {
+    let mut result = Vec::with_capacity(text.len());
+    let (mut at, mut in_string) = (0, false);
+    while at < text.len() {
+        let bare = ["NaN", "Infinity", "-Infinity"].into_iter().find(|word| text[at..].starts_with(word.as_bytes()));
+        match (in_string, bare) {
+            (false, Some(word)) => {
+                result.extend_from_slice(format!("\"{word}\"").as_bytes());
+                at += word.len();
+                continue;
+            }
+            (true, _) if text[at] == b'\\' => {
+                result.extend_from_slice(&text[at..text.len().min(at + 2)]);
+                at += 2;
+                continue;
+            }
+            _ => in_string ^= text[at] == b'"',
+        }
+        result.push(text[at]);
+        at += 1;
+    }
+    result
 }
 
 /// Whether costs of `profile` hold on `machine`: same CPU, instruction sets and backend versions, and every core that a
@@ -189,6 +238,31 @@ mod tests {
         let newer = load_text(r#"{"format":"trefoil-profile","version":9,"machine":5}"#);
         assert!(newer.contains("version 9") && newer.contains("update trefoil"), "{newer}");
         assert!(load_text(r#"{"format":"trefoil-profile","version":1}"#).contains("machine"));
+    }
+
+    #[test]
+    fn malformed_measurements_are_told_with_their_operator() {
+        let profile = |subject: &str, median: &str| {
+            format!(
+                r#"{{"format":"trefoil-profile","version":1,
+                "machine":{{"cpu":"NaN \" NaN","cores":[0],"memory_bytes":1,"os":"x","features":[],"versions":{{}}}},
+                "units":[],"notes":[],"declared_watts":{{}},
+                "models":[{{"operators":[{{"name":"conv7","signature":"{:032x}"}}]}}],
+                "measurements":[{{"id":"operator/7|a:CPU#0","subject":{subject},"units":["a:CPU"],"origin":"measured",
+                "outcome":{{"result":"ok","timing":{{"total":{{"median":{median}}}}}}},"taken_at":""}}]}}"#,
+                7
+            )
+        };
+        let operator = format!(r#"{{"kind":"operator","signature":"{:032x}"}}"#, 7);
+        for median in ["NaN", "Infinity", "-Infinity", "null", "\"fast\""] {
+            let message = load_text(&profile(&operator, median));
+            assert!(message.contains("of operator `conv7`") && message.contains("operator/7"), "{median}: {message}");
+        }
+        let message = load_text(&profile(r#"{"kind":"power"}"#, "NaN"));
+        assert!(message.contains("measurement 0") && !message.contains("conv7"), "{message}");
+        // Words in strings are no numbers, and what is no JSON for another reason is told as that.
+        let message = load_text(r#"{"format": "NaN \\ NaN" x}"#);
+        assert!(message.contains("not JSON") && !message.contains("measurement"), "{message}");
     }
 
     #[test]

@@ -181,7 +181,8 @@ fn damaged_profiles_name_the_operator() {
     let median = text.find("\"median\":").unwrap();
     let end = median + text[median..].find(',').unwrap();
     fs::write(space.path("nan.json"), format!("{}\"median\":NaN{}", &text[..median], &text[end..])).unwrap();
-    assert!(space.fails(["plan", "nan.json"], 2).contains("nan.json"));
+    let message = space.fails(["plan", "nan.json"], 2);
+    assert!(message.contains("nan.json") && message.contains("measurement"), "{message}");
     let absent = space.fails(["plan", "p.json", "-u", "openvino:NPU"], 2);
     assert!(absent.contains("openvino:NPU") && absent.contains("rten:CPU"), "{absent}");
     for (flag, value, expected) in [

@@ -216,6 +216,15 @@ fn several_profiles_are_planned_together() {
     std::fs::write(space.path("w.json"), workload).unwrap();
     let plan = json(&space.output(["plan", "p.json", "--workload", "w.json", "--budget", "50ms", "--json"]));
     assert_eq!(plan["requests"].as_array().unwrap().len(), 3, "{plan:#}");
+    // Repetitions are certified like everything else.
+    let workload =
+        r#"{ "applications": [{ "stages": [{ "profile": 0, "repeat": 3 }, { "profile": 0 }], "items": 2 }] }"#;
+    std::fs::write(space.path("w.json"), workload).unwrap();
+    space.run(["plan", "p.json", "--workload", "w.json", "--budget", "50ms", "--certificate", "c.json"]);
+    let read = |name: &str| serde_json::from_slice(&std::fs::read(space.path(name)).unwrap()).unwrap();
+    let (paper, profile): (Value, Value) = (read("c.json"), read("p.json"));
+    let verdict = trefoil_check::check(&paper, &[profile]).unwrap();
+    assert!(verdict.bound.is_some_and(|bound| bound > 0.0), "{verdict:?}");
     std::fs::write(space.path("w.json"), r#"{ "applications": [{ "stages": [{ "profile": 7 }] }] }"#).unwrap();
     assert!(space.fails(["plan", "p.json", "--workload", "w.json"], 2).contains("profile 7"));
 }

@@ -1,7 +1,8 @@
 //! The least that jobs and transfers can take, and the load of units.
 
 use super::blocks::Blocks;
-use super::priced::{Border, Moment, Part, Pricing};
+use super::part::{Border, Part};
+use super::priced::{Moment, Pricing};
 use super::{BLOCK_ROUNDS, Effort};
 use crate::factors::class_index;
 use crate::problem::Problem;
@@ -9,6 +10,7 @@ use crate::view::CostView;
 use trefoil_core::OperatorClass;
 
 /// The least that anything can take, whoever runs beside it.
+#[derive(Debug, Clone)]
 pub(crate) struct LeastTimes {
     units: usize,
     /// Smallest slowdown factor by unit and class.
@@ -19,6 +21,9 @@ pub(crate) struct LeastTimes {
     sets: Vec<Vec<(usize, f64)>>,
     /// Row-major models × units: least of any segment beyond its operators; empty for lone jobs.
     start: Vec<f64>,
+    /// Row-major jobs × units: what a job costs beyond its time, in the goal's unit (millijoules for energy); empty for nothing. See
+    /// [`super::memory`].
+    pub(super) charges: Vec<f64>,
 }
 
 /// What loads between cuts are computed with.
@@ -92,6 +97,7 @@ impl<'b> Between<'b> {
                     inputs: before.is_none(),
                     outputs: cut.is_none(),
                     classed: series.classed,
+                    charges: &least_times.charges,
                 };
                 let part = Part::new(problem, inside, border);
                 let (value, witness) = Pricing::new(&part, series.moments).search(Some(&start), self.rounds, 0);
@@ -144,7 +150,12 @@ impl LeastTimes {
             .enumerate()
             .map(|(at, (ms, &class))| ms * factor[at % units][class as usize])
             .collect();
-        Self { units, factor, ms, sets: busy_sets(problem), start: Vec::new() }
+        Self { units, factor, ms, sets: busy_sets(problem), start: Vec::new(), charges: Vec::new() }
+    }
+
+    /// The same with what jobs cost beyond their time, row-major jobs × units in the goal's unit.
+    pub fn charging(&self, charges: Vec<f64>) -> Self {
+        Self { charges, ..self.clone() }
     }
 
     /// Smallest factor of any work on a unit.
@@ -186,8 +197,14 @@ impl LeastTimes {
         self.factor[unit][class_index(class)]
     }
 
+    /// Least time and charge.
     pub fn ms(&self, job: usize, unit: usize) -> f64 {
-        self.ms[job * self.units + unit]
+        self.ms[job * self.units + unit] + self.charge(job, unit)
+    }
+
+    /// What a job costs on a unit beyond its time.
+    fn charge(&self, job: usize, unit: usize) -> f64 {
+        self.charges.get(job * self.units + unit).copied().unwrap_or(0.0)
     }
 
     /// Smallest factor of transfers to a unit.
@@ -278,6 +295,7 @@ impl LeastTimes {
         let mut weights = vec![1.0; units];
         let mut best = (0.0, weights.clone());
         let mut loads = vec![0.0; units];
+        let charge = |at: usize, unit: usize| self.charge(jobs[at] as usize, unit);
         for round in 0..rounds.max(1) {
             // In one millisecond the busiest set does this much weighted work.
             let (most, set) = self.most_work(&weights);
@@ -285,16 +303,18 @@ impl LeastTimes {
                 *weight /= most;
             }
             loads.fill(0.0);
-            let mut value = 0.0;
-            for row in times.chunks_exact(units) {
+            let (mut value, mut charged) = (0.0, 0.0);
+            for (at, row) in times.chunks_exact(units).enumerate() {
                 let (mut least, mut chosen) = (f64::INFINITY, 0);
                 for (unit, (time, weight)) in row.iter().zip(&weights).enumerate() {
-                    if time.is_finite() && time * weight < least {
-                        least = time * weight;
+                    let cost = time * weight + charge(at, unit);
+                    if time.is_finite() && cost < least {
+                        least = cost;
                         chosen = unit;
                     }
                 }
                 value += least;
+                charged += charge(at, chosen);
                 loads[chosen] += row[chosen];
             }
             if value > best.0 {
@@ -303,7 +323,7 @@ impl LeastTimes {
             // Ascend `value − T · work`: what is loaded beyond what the set can do in that time weighs more.
             let mut slope: Vec<f64> = loads.clone();
             for &(unit, rate) in set {
-                slope[unit] -= value * rate;
+                slope[unit] -= (value - charged) * rate;
             }
             let steepest = slope.iter().fold(0.0f64, |most, slope| most.max(slope.abs()));
             if steepest <= value * 1e-9 {
@@ -332,7 +352,7 @@ impl LeastTimes {
             .map(|unit| {
                 let more = problem.units()[unit].watts.unwrap_or(0.0) - idle;
                 let time = if more >= 0.0 {
-                    self.ms(job, unit) + self.handover(dense.outputs.row(job), problem, unit)
+                    self.ms[job * self.units + unit] + self.handover(dense.outputs.row(job), problem, unit)
                 } else {
                     // Drawing less than idling: the longest it can take.
                     let class = dense.class[job * self.units + unit] as usize;
@@ -349,7 +369,7 @@ impl LeastTimes {
                     let factors = &problem.platform.factors;
                     dense.ms(job, unit) * factors.most(unit, class) + (handed + read) * factors.most(unit, 1)
                 };
-                more * time / 1e3
+                (more * time + self.charge(job, unit)) / 1e3
             })
             .fold(f64::INFINITY, f64::min)
     }

@@ -12,22 +12,26 @@
 //! * **Priced load.** The same with transfers, which occupy their destination, and with weights by class of work: [`priced`].
 //! * **Series.** A job that is before or after every other one (a cut) splits time: all before it end before it starts. The
 //!   load bound then holds between every two cuts, given the units that both are on, and adds up with the critical path over them.
+//! * **Memory.** Where units limit what they hold, the same with a price of every byte on such a unit: [`memory`].
 //! * **Energy.** Work and transfers at prices of watts above idling, as a minimum cut for two units and by the dual of [`priced`] for
 //!   more, plus idling for as long as the makespan's bound.
 
 mod blocks;
 mod least;
+pub(crate) mod memory;
+pub(crate) mod part;
 pub(crate) mod priced;
 
 pub(crate) use blocks::Blocks;
 pub(crate) use least::LeastTimes;
 
-use crate::mincut::minimum_cut;
+use crate::mincut::charged_cut;
 use crate::problem::{Goal, Problem};
 use crate::request::PlanOptions;
 use crate::view::CostView;
 use least::Series;
-use priced::{Part, Pricing, moments};
+use part::Part;
+use priced::{Pricing, moments};
 
 /// What a bound rests on.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,6 +48,8 @@ pub enum BoundKind {
     Energy,
     /// Every request at its own critical path.
     Requests,
+    /// Any of these with prices of memory, where units limit it.
+    Memory,
     /// Every assignment and order was searched.
     Search,
 }
@@ -128,56 +134,96 @@ fn bound_by(problem: &Problem, least: &LeastTimes, effort: Effort) -> Bound {
         }
         Goal::Energy => {
             let idle = problem.idle_watts().unwrap_or(0.0);
-            let work: f64 = (0..problem.jobs().len()).map(|job| least.joules(problem, job, idle)).sum();
-            let above = |unit: usize| problem.units()[unit].watts.unwrap_or(0.0) - idle;
-            let units = problem.units().len();
-            // With transfers, if no unit draws less than idling.
-            let with_transfers = if (0..units).any(|unit| above(unit) < 0.0) {
-                None
-            } else {
-                let prices: Vec<f64> = (0..units).map(|unit| above(unit) * least.least_factor(unit)).collect();
-                let first = least.first_start(&prices);
-                let least_cost = minimum_cut(problem, &prices).map(|cut| cut.0).or_else(|| {
-                    (units <= priced::MOST_UNITS).then(|| {
-                        let factor = |unit: usize, class: usize| {
-                            if least.of_segments() { least.least_factor(unit) } else { least.factor[unit][class] }
-                        };
-                        let weights: Vec<f64> =
-                            (0..2 * units).map(|at| above(at / 2) * factor(at / 2, at % 2)).collect();
-                        let part = Part::whole(problem, !least.of_segments());
-                        let rounds = effort.rounds(problem.jobs().len(), units, 0, 200);
-                        Pricing::new(&part, &[]).at_prices(&weights, rounds).0
-                    })
-                });
-                least_cost.map(|cost| (cost + first) / 1e3)
-            };
-            let work = with_transfers.map_or(work, |priced| work.max(priced));
+            // In millijoules, as charges are.
+            let work = |least: &LeastTimes, effort: Effort| 1e3 * work_above_idle(problem, least, idle, effort);
+            let step = problem.jobs().len() as f64 * 400.0;
+            let narrowing = memory::Limits::narrowing(effort, step);
+            let work = memory::with_memory(
+                problem,
+                least,
+                narrowing,
+                |least| work(least, Effort(effort.0 / 100.0)),
+                |least| Bound { value: work(least, effort), kind: BoundKind::Energy },
+            );
             let idling = if idle > 0.0 { makespan_bound(problem, least, effort).value } else { 0.0 };
-            Bound { value: (work + idle * idling / 1e3).max(0.0), kind: BoundKind::Energy }
+            Bound { value: ((work.value + idle * idling) / 1e3).max(0.0), kind: BoundKind::Energy }
         }
     }
 }
 
+/// The least energy of work and transfers beyond idling, in joules.
+fn work_above_idle(problem: &Problem, least: &LeastTimes, idle: f64, effort: Effort) -> f64 {
+    let work: f64 = (0..problem.jobs().len()).map(|job| least.joules(problem, job, idle)).sum();
+    let above = |unit: usize| problem.units()[unit].watts.unwrap_or(0.0) - idle;
+    let units = problem.units().len();
+    // With transfers, if no unit draws less than idling.
+    if (0..units).any(|unit| above(unit) < 0.0) {
+        return work;
+    }
+    let prices: Vec<f64> = (0..units).map(|unit| above(unit) * least.least_factor(unit)).collect();
+    let first = least.first_start(&prices);
+    let least_cost = charged_cut(problem, &prices, &least.charges).or_else(|| {
+        (units <= priced::MOST_UNITS).then(|| {
+            let factor = |unit: usize, class: usize| {
+                if least.of_segments() { least.least_factor(unit) } else { least.factor[unit][class] }
+            };
+            let weights: Vec<f64> = (0..2 * units).map(|at| above(at / 2) * factor(at / 2, at % 2)).collect();
+            let part = Part::whole(problem, !least.of_segments(), &least.charges);
+            let rounds = effort.rounds(problem.jobs().len(), units, 0, 200);
+            Pricing::new(&part, &[]).at_prices(&weights, rounds).0
+        })
+    });
+    least_cost.map_or(work, |cost| work.max((cost + first) / 1e3))
+}
+
 fn makespan_bound(problem: &Problem, least: &LeastTimes, effort: Effort) -> Bound {
+    let blocks = Blocks::new(problem);
+    let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
+    let rough = |least: &LeastTimes| {
+        let (ends, rest) = least.ends_over_cuts(problem, &blocks, None);
+        let series = rest.max(problem_end(problem, least, &ends));
+        series.max(least.load(problem, &all, true, BLOCK_ROUNDS).0 + earliest(problem))
+    };
+    let step = (all.len() * problem.units().len() * BLOCK_ROUNDS) as f64 * 4.0;
+    let narrowing = memory::Limits::narrowing(effort, step);
+    memory::with_memory(problem, least, narrowing, rough, |least| makespan_at(problem, least, &blocks, effort))
+}
+
+/// No request arrives before.
+fn earliest(problem: &Problem) -> f64 {
+    let earliest = problem.requests().iter().map(|request| request.release_ms).fold(f64::INFINITY, f64::min);
+    if earliest.is_finite() { earliest } else { 0.0 }
+}
+
+/// The load bound of a stream's item, memory limits included, in milliseconds.
+pub(crate) fn stream_bound(problem: &Problem, rounds: usize) -> f64 {
+    let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
+    let load = |least: &LeastTimes| least.load(problem, &all, true, rounds).0;
+    let step = (all.len() * problem.units().len() * rounds) as f64 * 2.0;
+    let narrowing = memory::Limits::narrowing(Effort::QUICK, step);
+    let full = |least: &LeastTimes| Bound { value: load(least), kind: BoundKind::PricedLoad };
+    memory::with_memory(problem, &LeastTimes::new(problem), narrowing, load, full).value
+}
+
+fn makespan_at(problem: &Problem, least: &LeastTimes, blocks: &Blocks, effort: Effort) -> Bound {
     let units = problem.units().len();
     let path = problem_end(problem, least, &least.earliest_ends(problem));
     let classed = !least.of_segments();
     let moments = if units <= priced::MOST_UNITS { moments(problem, classed) } else { Vec::new() };
     let series = Series { moments: &moments, effort: Effort(effort.0 / 2.0), classed };
-    let (ends, rest) = least.ends_over_cuts(problem, &Blocks::new(problem), Some(&series));
+    let (ends, rest) = least.ends_over_cuts(problem, blocks, Some(&series));
     let series = rest.max(problem_end(problem, least, &ends));
     let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
     let rounds = if all.len() > MANY_JOBS { ROUNDS / 4 } else { ROUNDS };
     let (load, weights) = least.load(problem, &all, true, rounds);
-    let earliest = problem.requests().iter().map(|request| request.release_ms).fold(f64::INFINITY, f64::min);
-    let earliest = if earliest.is_finite() { earliest } else { 0.0 };
+    let earliest = earliest(problem);
     let load = load + earliest;
     let priced_rounds = Effort(effort.0 / 2.0).rounds(all.len(), units, 0, 240);
     // Transfers seldom double the load: where the path is much longer there is nothing to gain.
     let priced = if moments.is_empty() || load < 0.4 * series || all.len() < 2 || priced_rounds < 2 {
         0.0
     } else {
-        let part = Part::whole(problem, classed);
+        let part = Part::whole(problem, classed, &least.charges);
         let start: Vec<f64> = (0..2 * units).map(|at| weights[at / 2]).collect();
         Pricing::new(&part, &moments).search(Some(&start), priced_rounds / 2, priced_rounds / 2).0 + earliest
     };

@@ -16,8 +16,9 @@ pub(super) fn parallel(views: &[&CostView<'_>], plan: &Plan) -> Result<(Plan, Cl
     let energy = plan.objective == Objective::Energy;
     let rule = match (energy, plan.weighted) {
         (true, _) => Rule::Energy,
-        (false, true) => Rule::WeightedCompletion,
-        (false, false) => Rule::Makespan,
+        // The completion of one request that is there from the start is the makespan.
+        (false, true) if !plan.requests.is_empty() => Rule::WeightedCompletion,
+        (false, _) => Rule::Makespan,
     };
     let value = |plan: &Plan, simulation: &Simulation| match rule {
         Rule::Energy => simulation.energy_j,

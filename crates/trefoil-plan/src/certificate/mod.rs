@@ -5,14 +5,16 @@
 //! `model_bound`, and a plan that an exhaustive search proved optimal may be certified with a gap.
 
 mod expand;
+mod prices;
 pub(crate) mod proofs;
+mod shares;
 
 use crate::assemble::is_serial;
 use crate::view::CostView;
 use crate::{PlanError, PlanRequest};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use trefoil_core::{Granularity, Objective, OperatorGraph, OperatorId, Plan, TensorId, UnitAddress, Work};
+use trefoil_core::{Granularity, Objective, OperatorGraph, OperatorId, Plan, PlannedLink, TensorId, UnitAddress, Work};
 
 /// Name of the file format, first field of every certificate.
 pub const CERTIFICATE_FORMAT: &str = "trefoil-certificate";
@@ -43,6 +45,9 @@ pub struct Certificate {
     /// Arrivals, where there are several requests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub requests: Vec<CertifiedRequest>,
+    /// What stages hand on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<PlannedLink>,
     /// What runs when.
     pub tasks: Vec<CertifiedTask>,
     /// What the schedule costs.
@@ -166,6 +171,9 @@ pub struct CertifiedBound {
     pub proofs: Vec<Proof>,
 }
 
+/// Price of a byte of weights on each unit that limits memory, in the proof's unit (millijoules for payments of energy).
+pub type MemoryPrices = BTreeMap<String, f64>;
+
 /// One proof. What it says is in `docs/src/planning.md`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
@@ -183,11 +191,17 @@ pub enum Proof {
         value: f64,
         /// Least cost of everything before an operator, the last segment being on a unit.
         potentials: Vec<Vec<f64>>,
+        /// Prices of memory.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        memory: MemoryPrices,
     },
     /// Every operator's least cost, summed.
     Serial {
         /// The bound.
         value: f64,
+        /// Prices of memory.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        memory: MemoryPrices,
     },
     /// Earliest ends of one model's operators by unit, raised at cuts by the load in between.
     Path {
@@ -203,6 +217,19 @@ pub enum Proof {
         /// Weights of the load after the last cut.
         #[serde(skip_serializing_if = "Option::is_none")]
         tail: Option<BTreeMap<String, f64>>,
+        /// Prices of memory.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        memory: MemoryPrices,
+    },
+    /// Earliest ends of the operators of every execution of a workload, over arrivals, links and repetitions.
+    WorkloadPath {
+        /// The bound on the makespan in milliseconds.
+        value: f64,
+        /// Every execution.
+        executions: Vec<ExecutionPotentials>,
+        /// Prices of memory.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        memory: MemoryPrices,
     },
     /// A price of each unit's work, such that no set of units that can be busy at once does more than 1 a millisecond.
     Load {
@@ -210,6 +237,9 @@ pub enum Proof {
         value: f64,
         /// Weight by unit address.
         weights: BTreeMap<String, f64>,
+        /// Prices of memory.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        memory: MemoryPrices,
     },
     /// The same with transfers, which occupy their destination: prices by class of work, and what readers of tensors pay.
     PricedLoad {
@@ -219,6 +249,9 @@ pub enum Proof {
         weights: BTreeMap<String, [f64; 2]>,
         /// Payments; none is 0.
         payments: Vec<Payment>,
+        /// Prices of memory.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        memory: MemoryPrices,
     },
     /// Every request takes as long as the longest of its models' paths.
     Completions {
@@ -233,12 +266,28 @@ pub enum Proof {
         /// What readers of tensors pay, in millijoules.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         payments: Vec<Payment>,
+        /// Prices of memory.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        memory: MemoryPrices,
     },
     /// Every assignment and order is tried by whoever verifies.
     Search {
         /// The bound: the claim itself.
         value: f64,
     },
+}
+
+/// Earliest ends within one execution of a model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ExecutionPotentials {
+    /// Model index.
+    pub model: u32,
+    /// The item.
+    pub item: u32,
+    /// The iteration.
+    pub iteration: u32,
+    /// Operators × units.
+    pub potentials: Vec<Vec<f64>>,
 }
 
 /// What a reader of a tensor pays for being on each unit.
@@ -260,8 +309,9 @@ impl Proof {
         match self {
             Self::PaperSequential { value, .. }
             | Self::Chain { value, .. }
-            | Self::Serial { value }
+            | Self::Serial { value, .. }
             | Self::Path { value, .. }
+            | Self::WorkloadPath { value, .. }
             | Self::Load { value, .. }
             | Self::PricedLoad { value, .. }
             | Self::Completions { value }
@@ -313,7 +363,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
     let tasks = tasks(first, &schedule)?;
     let proofs = match claim.rule {
         Rule::PaperSequential => vec![proofs::paper_sequential(first)],
-        Rule::BusySum => proofs::serial(first),
+        Rule::BusySum => proofs::serial(first)?,
         _ => proofs::parallel(&views, &schedule, costs, claim.rule)?,
     };
     let counts = |proof: &&Proof| match claim.rule {
@@ -329,6 +379,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
     if claim.rule == Rule::Makespan
         && costs == Costs::Operators
         && plan.requests.is_empty()
+        && plan.tasks.iter().all(|task| (task.item, task.iteration) == (0, 0))
         && searched
         && small
         && best < claim.value * (1.0 - 1e-9)
@@ -363,6 +414,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
                 weight: request.weight,
             })
             .collect(),
+        links: plan.links.clone(),
         tasks,
         bound: Some(CertifiedBound { costs, value: best.min(claim.value), proofs }),
         claim,

@@ -1,21 +1,23 @@
 //! Witnesses of lower bounds.
 
-use super::{Costs, Cut, Payment, Proof, Rule};
-use crate::bounds::priced::{self, Border, Part, Pricing};
-use crate::bounds::{Blocks, Effort, LeastTimes};
+use super::prices::{Prices, with_memory};
+use super::shares::{Share, priced_energy, priced_load};
+use super::{Costs, Cut, ExecutionPotentials, MemoryPrices, Proof, Rule};
+use crate::bounds::{Blocks, LeastTimes, priced};
 use crate::cuts::IntervalGraph;
-use crate::mincut::cut_payments;
-use crate::problem::{Instance, Problem, ProblemRequest};
+use crate::problem::{Instance, Link, Problem, ProblemRequest};
 use crate::quality::cheapest_cuts;
 use crate::sequential::PaperCosts;
 use crate::view::CostView;
 use crate::{Factors, PlanError};
 use std::collections::BTreeMap;
-use trefoil_core::{OperatorId, Plan};
+use trefoil_core::{LinkEnd, OperatorId, Plan};
 
 /// Chains above this many operators are certified by their operators' least costs only: potentials of all intervals are
 /// quadratic to check.
 const MOST_CHAIN: usize = 1_000;
+/// Chains above this many operators are certified without prices of memory, each of which looks at all intervals.
+const MOST_PRICED_CHAIN: usize = 200;
 /// Rounds of weight updates for the whole load and between cuts.
 const ROUNDS: usize = 300;
 const BLOCK_ROUNDS: usize = 40;
@@ -46,18 +48,43 @@ pub(super) fn paper_sequential(view: &CostView<'_>) -> Proof {
 }
 
 /// Bounds on plans that run one segment after another.
-pub(super) fn serial(view: &CostView<'_>) -> Vec<Proof> {
-    let mut proofs = vec![Proof::Serial { value: view.lower_bound() }];
+pub(super) fn serial(view: &CostView<'_>) -> Result<Vec<Proof>, PlanError> {
+    let problem = Problem::of_least(view)?;
+    let every = |prices: Prices<'_>| Proof::Serial {
+        value: every_operator(view, prices.charges) - prices.allowance,
+        memory: prices.named(&problem),
+    };
+    let mut proofs = vec![with_memory(&problem, &every)];
     let count = view.graph.len();
     if view.dag.is_chain() && (1..=MOST_CHAIN).contains(&count) {
-        proofs.push(chain(view));
+        let chain = |prices: Prices<'_>| {
+            let (value, potentials) = chain(view, prices.charges);
+            Proof::Chain { value: value - prices.allowance, potentials, memory: prices.named(&problem) }
+        };
+        proofs.push(if count <= MOST_PRICED_CHAIN { with_memory(&problem, &chain) } else { chain(Prices::default()) });
     }
-    proofs
+    Ok(proofs)
+}
+
+/// Every operator's least price and charge.
+fn every_operator(view: &CostView<'_>, charges: &[f64]) -> f64 {
+    let units = view.unit_count();
+    let least = |id: OperatorId| {
+        let prices = (0..units).filter(|&unit| view.possible(id, unit)).map(|unit| {
+            let charge = charges.get(id.index() * units + unit).copied().unwrap_or(0.0);
+            view.estimates[unit].least[id.index()] * view.per_ms[unit] + charge
+        });
+        prices.reduce(f64::min).unwrap_or(0.0)
+    };
+    view.graph.ids().map(least).sum()
 }
 
 /// Forward potentials of the interval graph in which every position is a cut. A tensor is charged where it is certain which
 /// unit made it: in the last operator before the cut, or at the host when nobody has read it before.
-fn chain(view: &CostView<'_>) -> Proof {
+///
+/// `charges` are what operators cost on units beyond their time, row-major operators × units; empty for nothing.
+fn chain(view: &CostView<'_>, charges: &[f64]) -> (f64, Vec<Vec<f64>>) {
+    let charge = |at: usize, unit: usize| charges.get(at * view.unit_count() + unit).copied().unwrap_or(0.0);
     let (count, units) = (view.graph.len(), view.unit_count());
     let order: Vec<OperatorId> = view.graph.ids().collect();
     let graph = IntervalGraph::new(view, &order, (0..=count).collect());
@@ -77,8 +104,9 @@ fn chain(view: &CostView<'_>) -> Proof {
             .collect();
         for unit in 0..units {
             let mut entering = certain.iter().peekable();
-            let (mut moved, mut host) = (vec![0.0; units], 0.0);
+            let (mut moved, mut host, mut weights) = (vec![0.0; units], 0.0, 0.0);
             for end in start + 1..=count {
+                weights += charge(end - 1, unit);
                 while let Some(&(_, index)) = entering.next_if(|&&(block, _)| block < end) {
                     let crossing = &graph.crossings[index];
                     if crossing.producer.is_some() {
@@ -92,13 +120,13 @@ fn chain(view: &CostView<'_>) -> Proof {
                 } else {
                     (0..units).map(|from| potentials[start][from] + moved[from]).fold(f64::INFINITY, f64::min)
                 };
-                let cost = reached + host + graph.whole(unit, start, end);
+                let cost = reached + host + graph.whole(unit, start, end) + weights;
                 potentials[end][unit] = potentials[end][unit].min(cost);
             }
         }
     }
     let value = potentials[count].iter().copied().fold(f64::INFINITY, f64::min);
-    Proof::Chain { value, potentials }
+    (value, potentials)
 }
 
 /// Bounds on parallel schedules: each model's critical path, the load of all of them together, and energy.
@@ -120,19 +148,19 @@ pub(super) fn parallel(
         let request = plan.requests.iter().find(|request| (request.model, request.item) == (model, item));
         request.map_or(0.0, |request| request.arrival_ms)
     };
+    let (linked, repeated) = (!plan.links.is_empty(), executions.values().any(|&count| count > 1));
     let mut proofs = Vec::new();
-    // Without arrivals.
-    let mut paths: Vec<f64> = Vec::new();
-    let models = if rule == Rule::Period { &[][..] } else { views };
-    let once = executions.len() == 1 && executions.values().all(|&count| count == 1);
-    for (model, view) in models.iter().enumerate() {
+    // Without arrivals, by model and item.
+    let mut paths: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+    let once = executions.len() == 1 && !linked && !repeated;
+    for (model, view) in views.iter().enumerate().filter(|_| rule != Rule::Period && !linked) {
         let problem = least_problem(&[view], Problem::from_view(view)?, costs)?;
         let segments = (costs == Costs::Segments).then_some(*view);
-        let mut proof = path(&problem, once, model, segments);
-        let latest = executions.keys().filter(|of| of.0 as usize == model).map(|of| arrival(of.0, of.1));
+        let mut proof = with_memory(&problem, &|prices| path(&problem, once, model, segments, prices));
         if let Proof::Path { value, .. } = &mut proof {
-            paths.push(*value);
-            *value += latest.fold(0.0, f64::max);
+            let items = executions.keys().filter(|of| of.0 as usize == model);
+            paths.extend(items.clone().map(|&of| (of, *value)));
+            *value += items.map(|&(model, item)| arrival(model, item)).fold(0.0, f64::max);
         }
         proofs.push(proof);
     }
@@ -142,6 +170,20 @@ pub(super) fn parallel(
         .iter()
         .map(|(&(model, item), &iterations)| Instance { model: model as usize, item, iterations, request: 0 })
         .collect();
+    if linked {
+        let problem = least_problem(views, linked_problem(views, &groups, plan, &instances, &arrival)?, costs)?;
+        let mut least = LeastTimes::new(&problem);
+        if costs == Costs::Segments {
+            least.starts(views);
+        }
+        proofs.push(if rule == Rule::WeightedCompletion {
+            // What it shows of each item counts, which prices of memory raise for some only.
+            paths = completions(&problem, &least, &arrival);
+            workload_path(&problem, &least, Prices::default())
+        } else {
+            with_memory(&problem, &|prices| workload_path(&problem, &least, prices))
+        });
+    }
     let whole = Problem::from_instances(views, &groups, &instances, &[], vec![ProblemRequest::default()])?;
     let mut whole = least_problem(views, whole, costs)?;
     if rule == Rule::Period {
@@ -149,38 +191,49 @@ pub(super) fn parallel(
     }
     let least = LeastTimes::new(&whole);
     let all: Vec<u32> = (0..whole.jobs().len() as u32).collect();
-    let (value, weights) = least.load(&whole, &all, true, ROUNDS);
-    proofs.push(Proof::Load { value, weights: named(&whole, value, &weights) });
+    // Repetitions share what the host hands in and out, and links replace it.
+    let load = |prices: Prices<'_>| {
+        let least = least.charging(prices.charges.to_vec());
+        let (value, weights) = least.load(&whole, &all, !linked && !repeated, ROUNDS);
+        let named = named(&whole, value, &weights);
+        Proof::Load { value: value - prices.allowance, weights: named, memory: prices.named(&whole) }
+    };
+    let load = with_memory(&whole, &load);
     let shares: Vec<Share> = views
         .iter()
         .enumerate()
         .map(|(model, view)| {
             let of = executions.iter().filter(|entry| entry.0.0 as usize == model);
             let count = of.clone().map(|entry| f64::from(*entry.1)).sum();
-            let once = of.clone().all(|entry| *entry.1 == 1);
+            let once = !linked && of.clone().all(|entry| *entry.1 == 1);
             Ok(Share { model, problem: least_problem(&[view], Problem::from_view(view)?, costs)?, count, once })
         })
         .collect::<Result<_, PlanError>>()?;
+    proofs.push(load.clone());
     if whole.units().len() <= priced::MOST_UNITS && rule != Rule::WeightedCompletion {
-        proofs.extend(priced_load(&whole, &weights, &shares, costs == Costs::Operators));
+        proofs.extend(priced_load(&whole, &load, &shares, costs == Costs::Operators));
     }
     if rule == Rule::Energy {
         let makespan = proofs.iter().map(Proof::value).fold(0.0, f64::max);
         let idling = whole.idle_watts().unwrap_or(0.0) * makespan / 1e3;
         let without_transfers = energy(&whole, &least, makespan);
-        let (with_transfers, payments) = priced_energy(&least, &shares);
-        let with_transfers = with_transfers + idling;
-        proofs.push(if with_transfers > without_transfers {
-            Proof::Energy { value: with_transfers, payments }
+        let with_transfers = |prices: Prices<'_>| {
+            let (work, payments) = priced_energy(&least, &shares, prices.per_byte);
+            let value = work - prices.allowance + idling;
+            Proof::Energy { value, payments, memory: prices.named(&whole) }
+        };
+        let with_transfers = with_memory(&whole, &with_transfers);
+        proofs.push(if with_transfers.value() > without_transfers {
+            with_transfers
         } else {
-            Proof::Energy { value: without_transfers, payments: Vec::new() }
+            Proof::Energy { value: without_transfers, payments: Vec::new(), memory: MemoryPrices::new() }
         });
     }
     if rule == Rule::WeightedCompletion {
         let mut requests: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for request in &plan.requests {
             let slot = requests.entry(request.request).or_insert((0.0, request.weight));
-            slot.0 = slot.0.max(paths.get(request.model as usize).copied().unwrap_or(0.0));
+            slot.0 = slot.0.max(paths.get(&(request.model, request.item)).copied().unwrap_or(0.0));
         }
         let (sum, weights) = requests
             .values()
@@ -190,97 +243,64 @@ pub(super) fn parallel(
     Ok(proofs)
 }
 
-/// One model's part of a workload.
-struct Share {
-    model: usize,
-    /// One execution.
-    problem: Problem,
-    /// Executions.
-    count: f64,
-    /// Whether every item executes it once: only then each execution brings inputs and hands outputs over.
-    once: bool,
+/// The problem of a plan with links: an instance of each (model, item), each arriving as its request does.
+fn linked_problem(
+    views: &[&CostView<'_>],
+    groups: &[Vec<Vec<OperatorId>>],
+    plan: &Plan,
+    instances: &[Instance],
+    arrival: &dyn Fn(u32, u32) -> f64,
+) -> Result<Problem, PlanError> {
+    let end = |end: LinkEnd| {
+        let number = instances.iter().position(|one| (one.model, one.item) == (end.model as usize, end.item));
+        let lost = || PlanError::Stuck { reason: format!("a link names item {}, which is not executed", end.item) };
+        number.map(|number| (number, end.tensor)).ok_or_else(lost)
+    };
+    let links: Vec<Link> = plan
+        .links
+        .iter()
+        .map(|link| Ok(Link { from: end(link.from)?, to: end(link.to)? }))
+        .collect::<Result<_, PlanError>>()?;
+    let instances: Vec<Instance> =
+        instances.iter().zip(0..).map(|(one, request)| Instance { request, ..one.clone() }).collect();
+    let requests = instances
+        .iter()
+        .map(|one| ProblemRequest { release_ms: arrival(one.model as u32, one.item), ..ProblemRequest::default() })
+        .collect();
+    Problem::from_instances(views, groups, &instances, &links, requests)
 }
 
-impl Share {
-    fn part(&self, classed: bool) -> Part {
-        if self.once {
-            return Part::whole(&self.problem, classed);
+/// Earliest ends over arrivals, links and repetitions.
+fn workload_path(problem: &Problem, least: &LeastTimes, prices: Prices<'_>) -> Proof {
+    let units = problem.units().len();
+    let least = least.charging(prices.charges.to_vec());
+    let ends = least.earliest_ends(problem);
+    let mut executions: Vec<ExecutionPotentials> = Vec::new();
+    // Jobs are the operators in order, execution by execution.
+    for (at, job) in problem.jobs().iter().enumerate() {
+        let of = (job.model, job.item, job.iteration);
+        if executions.last().is_none_or(|last| (last.model, last.item, last.iteration) != of) {
+            let (model, item, iteration) = of;
+            executions.push(ExecutionPotentials { model, item, iteration, potentials: Vec::new() });
         }
-        let mut local = vec![0; self.problem.jobs().len()];
-        for (at, &job) in self.problem.topological().iter().enumerate() {
-            local[job as usize] = at as u32;
-        }
-        let border = Border { local: &local, classed, ..Border::default() };
-        Part::new(&self.problem, self.problem.topological(), border)
-    }
-
-    fn payments(&self, part: &Part, paid: &[f64]) -> Vec<Payment> {
-        let rows = part.payments(paid).into_iter().filter(|row| row.2.iter().any(|&paid| paid != 0.0));
-        rows.map(|(tensor, job, paid)| self.payment(tensor, job, paid)).collect()
-    }
-
-    fn payment(&self, tensor: u32, job: u32, paid: Vec<f64>) -> Payment {
-        Payment {
-            model: self.model,
-            tensor: self.problem.tensors()[tensor as usize].tensor,
-            reader: self.problem.jobs()[job as usize].operators[0],
-            paid,
+        if let Some(last) = executions.last_mut() {
+            last.potentials.push(ends[at * units..][..units].to_vec());
         }
     }
+    let value = (0..problem.jobs().len()).map(|job| least.end_with_handover(problem, &ends, job)).fold(0.0, f64::max);
+    let value = value - prices.allowance;
+    Proof::WorkloadPath { value, executions, memory: prices.named(problem) }
 }
 
-/// Rounds of the search for weights and payments.
-const PRICED_ROUNDS: usize = 120;
-
-/// The load with transfers: weights from the whole workload, payments for one execution of each model.
-fn priced_load(whole: &Problem, weights: &[f64], shares: &[Share], classed: bool) -> Option<Proof> {
-    let units = whole.units().len();
-    let moments = priced::moments(whole, classed);
-    let start: Vec<f64> = (0..2 * units).map(|at| weights[at / 2]).collect();
-    let rounds = Effort::THOROUGH.rounds(whole.jobs().len(), units, 8, PRICED_ROUNDS);
-    let part = Part::whole(whole, classed);
-    let weights = Pricing::new(&part, &moments).search(Some(&start), rounds, rounds).1.weights;
-    let (mut value, mut payments) = (0.0, Vec::new());
-    for share in shares {
-        let part = share.part(classed);
-        let (least, paid) = Pricing::new(&part, &moments).at_prices(&weights, rounds);
-        value += least * share.count;
-        payments.extend(share.payments(&part, &paid));
+/// By model and item: the least time from arrival to completion.
+fn completions(problem: &Problem, least: &LeastTimes, arrival: &dyn Fn(u32, u32) -> f64) -> BTreeMap<(u32, u32), f64> {
+    let ends = least.earliest_ends(problem);
+    let mut paths: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+    for (at, job) in problem.jobs().iter().enumerate() {
+        let slot = paths.entry((job.model, job.item)).or_insert(0.0);
+        *slot = slot.max(least.end_with_handover(problem, &ends, at) - arrival(job.model, job.item));
     }
-    let by_unit = |at: usize| [weights[2 * at], weights[2 * at + usize::from(classed)]];
-    let names = whole.units().iter().enumerate().map(|(at, unit)| (unit.address.to_string(), by_unit(at)));
-    (value > 0.0).then(|| Proof::PricedLoad { value, weights: names.collect(), payments })
-}
-
-/// Work and transfers at prices of watts above idling, in joules: a minimum cut for two units. 0 where a unit draws less
-/// than idling.
-fn priced_energy(least: &LeastTimes, shares: &[Share]) -> (f64, Vec<Payment>) {
-    let (mut value, mut payments) = (0.0, Vec::new());
-    for share in shares {
-        let problem = &share.problem;
-        let idle = problem.idle_watts().unwrap_or(0.0);
-        let units = problem.units().len();
-        let prices: Vec<f64> = (0..units)
-            .map(|unit| (problem.units()[unit].watts.unwrap_or(0.0) - idle) * least.least_factor(unit))
-            .collect();
-        if prices.iter().any(|&price| price < 0.0) || units > priced::MOST_UNITS {
-            return (0.0, Vec::new());
-        }
-        if share.once
-            && let Some((cut, paid)) = cut_payments(problem, &prices)
-        {
-            value += cut * share.count;
-            payments.extend(paid.into_iter().map(|((tensor, job), paid)| share.payment(tensor, job, vec![0.0, paid])));
-            continue;
-        }
-        let part = share.part(false);
-        let weights: Vec<f64> = (0..2 * units).map(|at| prices[at / 2]).collect();
-        let rounds = Effort::THOROUGH.rounds(problem.jobs().len(), units, 8, PRICED_ROUNDS);
-        let (cost, paid) = Pricing::new(&part, &[]).at_prices(&weights, rounds);
-        value += cost * share.count;
-        payments.extend(share.payments(&part, &paid));
-    }
-    (value / 1e3, payments)
+    paths
 }
 
 /// The problem whose jobs take the least that their operators can add to a plan of segments.
@@ -309,8 +329,8 @@ fn named(problem: &Problem, value: f64, weights: &[f64]) -> BTreeMap<String, f64
 
 /// Earliest ends, with the load between cuts where a model is executed once. Over plans of `segments` every segment costs
 /// something beyond its operators.
-fn path(problem: &Problem, series: bool, model: usize, segments: Option<&CostView<'_>>) -> Proof {
-    let mut least = LeastTimes::new(problem);
+fn path(problem: &Problem, series: bool, model: usize, segments: Option<&CostView<'_>>, prices: Prices<'_>) -> Proof {
+    let mut least = LeastTimes::new(problem).charging(prices.charges.to_vec());
     if let Some(view) = segments {
         least.starts(&[view]);
     }
@@ -368,7 +388,7 @@ fn path(problem: &Problem, series: bool, model: usize, segments: Option<&CostVie
         tail = Some(named(problem, load, &weights));
     }
     let potentials = ends.chunks_exact(units).map(<[f64]>::to_vec).collect();
-    Proof::Path { value, model, potentials, cuts, tail }
+    Proof::Path { value: value - prices.allowance, model, potentials, cuts, tail, memory: prices.named(problem) }
 }
 
 /// Idle power for the makespan, plus every job's least energy above idle.

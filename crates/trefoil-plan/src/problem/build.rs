@@ -59,10 +59,9 @@ impl Problem {
         let instance = Instance { model: 0, item: 0, iterations: 1, request: 0 };
         let least = |operators: &[OperatorId], unit: usize| {
             let sum = operators.iter().map(|&id| view.estimates[unit].least[id.index()]).sum::<f64>();
-            if operators.iter().all(|&id| view.possible(id, unit)) {
-                Ok(sum)
-            } else {
-                Err("nothing runs it".to_owned())
+            match operators.iter().find(|&&id| !view.possible(id, unit)) {
+                None => Ok(sum),
+                Some(&id) => Err(view.why_impossible(id, unit)),
             }
         };
         let problem = Self::priced(&[view], &[groups], &[instance], &[], vec![ProblemRequest::default()], &[&least])?;

@@ -9,7 +9,7 @@ mod balance;
 mod steady;
 
 use crate::assemble::{Piece, assemble, set_bound};
-use crate::bounds::LeastTimes;
+use crate::bounds::stream_bound;
 use crate::certificate::proofs::without_slowdown;
 use crate::cuts::{IntervalGraph, choose_cuts};
 use crate::list_scheduling::fastest_unit;
@@ -170,8 +170,7 @@ fn balanced(view: &CostView<'_>, best: Option<&Plan>) -> Vec<Vec<Piece>> {
 /// The load of all operators at the least they can add to any segment: no resource is busy for less.
 fn bound(view: &CostView<'_>) -> Result<f64, PlanError> {
     let free = without_slowdown(&Problem::of_least(view)?)?;
-    let all: Vec<u32> = (0..free.jobs().len() as u32).collect();
-    Ok(LeastTimes::new(&free).load(&free, &all, true, ROUNDS).0)
+    Ok(stream_bound(&free, ROUNDS))
 }
 
 /// An order cut into blocks, with what blocks and handoffs cost.

@@ -358,7 +358,24 @@ impl<'a> CostView<'a> {
 
     /// Whether the operator may run on the unit in some plan, alone or inside a set measured whole.
     pub fn possible(&self, id: OperatorId, unit: usize) -> bool {
-        self.allowed(id, unit) && self.estimates[unit].least[id.index()].is_finite()
+        self.allowed(id, unit) && self.fits(id, unit) && self.estimates[unit].least[id.index()].is_finite()
+    }
+
+    /// Whether the unit's memory holds the operator's weights.
+    fn fits(&self, id: OperatorId, unit: usize) -> bool {
+        self.units[unit].limits.memory_bytes.is_none_or(|most| self.graph.operator(id).weight_bytes <= most)
+    }
+
+    /// Why [`Self::possible`] is not so.
+    pub fn why_impossible(&self, id: OperatorId, unit: usize) -> String {
+        match self.units[unit].limits.memory_bytes {
+            Some(most) if !self.fits(id, unit) => {
+                let bytes = self.graph.operator(id).weight_bytes;
+                format!("its weights take {bytes} bytes of a memory of {most}")
+            }
+            _ if !self.allowed(id, unit) => "it is pinned elsewhere".to_owned(),
+            _ => self.why_absent(id, unit),
+        }
     }
 
     /// Least milliseconds that any segment on the unit costs beyond the least of each of its operators
@@ -375,8 +392,7 @@ impl<'a> CostView<'a> {
 
     /// The operator's isolated cost where it runs alone on the unit, its weights fit there and no pin forbids it.
     pub fn runnable(&self, id: OperatorId, unit: usize) -> Option<&Cost> {
-        let fits = self.units[unit].limits.memory_bytes.is_none_or(|most| self.graph.operator(id).weight_bytes <= most);
-        self.table.cost(id, unit).filter(|_| fits && self.allowed(id, unit))
+        self.table.cost(id, unit).filter(|_| self.fits(id, unit) && self.allowed(id, unit))
     }
 
     /// That some operator runs alone on no unit, and why.

@@ -152,7 +152,7 @@ impl CostView<'_> {
 
     /// One operator's part of [`Self::lower_bound`].
     pub fn least(&self, id: OperatorId) -> f64 {
-        let units = (0..self.unit_count()).filter(|&unit| self.allowed(id, unit));
+        let units = (0..self.unit_count()).filter(|&unit| self.possible(id, unit));
         let least =
             units.map(|unit| self.estimates[unit].least[id.index()] * self.per_ms[unit]).fold(f64::INFINITY, f64::min);
         if least.is_finite() { least } else { 0.0 }

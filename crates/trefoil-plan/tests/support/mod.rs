@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use trefoil_core::{OperatorClass, TensorId, UnitAddress};
+use trefoil_core::{OperatorClass, OperatorId, TensorId, UnitAddress};
 use trefoil_plan::Factors;
 use trefoil_plan::problem::{Job, Problem, ProblemRequest, ProblemTensor, ProblemUnit, Schedule, Step};
 
@@ -30,6 +30,9 @@ pub struct Instance {
     /// Request of each job, and release, deadline and weight of each request.
     pub request: Vec<usize>,
     pub requests: Vec<(f64, Option<f64>, f64)>,
+    /// Bytes of each job's weights, and the most that each unit holds.
+    pub weights: Vec<u64>,
+    pub memory: Vec<Option<u64>>,
 }
 
 /// Deterministic numbers in `[0, 1)`.
@@ -134,7 +137,28 @@ impl Instance {
             })
             .collect();
         let watts = (0..units).map(|_| 3.0 + 10.0 * dice.roll()).collect();
-        Self { ms, tensors, resources, factor, watts, idle: 2.0, request, requests }
+        let (weights, memory) = (vec![0; jobs], vec![None; units]);
+        Self { ms, tensors, resources, factor, watts, idle: 2.0, request, requests, weights, memory }
+    }
+
+    /// The same with weights, and limits that some random assignment keeps to.
+    pub fn limited(mut self, dice: &mut Dice) -> Self {
+        let step = 1 + dice.below(3) as u64;
+        self.weights = self.ms.iter().map(|_| step * dice.below(6) as u64).collect();
+        let mut held = vec![0; self.memory.len()];
+        for (ms, weight) in self.ms.iter().zip(&self.weights) {
+            let able: Vec<usize> = (0..ms.len()).filter(|&unit| ms[unit].is_some()).collect();
+            held[able[dice.below(able.len())]] += weight;
+        }
+        self.memory = held.iter().map(|held| (dice.roll() < 0.8).then(|| held + dice.below(3) as u64)).collect();
+        self
+    }
+
+    fn fits(&self, unit: &[usize]) -> bool {
+        let held = |at: usize| -> u64 {
+            unit.iter().zip(&self.weights).filter(|(unit, _)| **unit == at).map(|(_, weight)| weight).sum()
+        };
+        self.memory.iter().enumerate().all(|(at, most)| most.is_none_or(|most| held(at) <= most))
     }
 
     pub fn problem(&self) -> Problem {
@@ -151,17 +175,17 @@ impl Instance {
             resources: self.resources[unit].clone(),
             accelerator: unit > 0,
             watts: Some(self.watts[unit]),
-            memory_bytes: None,
+            memory_bytes: self.memory[unit],
         };
         let jobs = self.ms.iter().enumerate().map(|(job, ms)| Job {
             name: format!("op{job}"),
             model: 0,
             item: self.request[job] as u32,
             iteration: 0,
-            operators: Vec::new(),
+            operators: vec![OperatorId(job as u32)],
             class: vec![OperatorClass::Memory; units],
             ms: ms.iter().map(|ms| ms.unwrap_or(f64::INFINITY)).collect(),
-            weight_bytes: 0,
+            weight_bytes: self.weights[job],
             request: self.request[job] as u32,
         });
         let tensors = self.tensors.iter().enumerate().map(|(index, tensor)| ProblemTensor {
@@ -292,7 +316,7 @@ impl Instance {
         (now, joules, completion)
     }
 
-    /// Calls `visit` with every assignment and every distinct set of resource orders.
+    /// Calls `visit` with every assignment within the limits and every distinct set of resource orders.
     pub fn all_schedules(&self, visit: &mut impl FnMut(&[usize], &[Task], &[usize])) {
         let units = self.resources.len();
         let total = units.pow(self.ms.len() as u32);
@@ -305,7 +329,7 @@ impl Instance {
                     digit
                 })
                 .collect();
-            if unit.iter().zip(&self.ms).any(|(&unit, ms)| ms[unit].is_none()) {
+            if unit.iter().zip(&self.ms).any(|(&unit, ms)| ms[unit].is_none()) || !self.fits(&unit) {
                 continue;
             }
             let tasks = self.tasks(&unit);

@@ -128,9 +128,6 @@ pub fn plan<'a>(
         application.deadline_ms = app.deadline_ms;
         applications.push(application);
     }
-    if args.certificate.is_some() && workload.applications.iter().any(|app| !app.links.is_empty()) {
-        return Err(CliError::Usage("no certificate for linked stages: leave --certificate out".to_owned()));
-    }
     let asked = ConcurrentRequest {
         units: args.units.clone(),
         objective: args.planning.objective().into(),
