@@ -1,6 +1,7 @@
 //! Where the time of a `w8a8` block at the shapes of the 1.3 B model goes, operator by operator:
 //! `cargo run --release -p trefoil-kernels --example block_times -- [tokens] [cores] [runs]`, say `7800 0,1 3`.
 //!
+//! On a shared machine the processor time is steadier than the time: processor time of all threads over their number, and speeds are of that.
 //! Weights are random. The last line is a fingerprint of the state after the first run: two versions of the kernels that compute the same bits
 //! print the same one.
 
@@ -49,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     println!("{tokens} tokens, {} on cores {cores:?}, {runs} runs, peak {peak:.0} GOPS", kernels.isa());
-    table.print(peak);
+    table.print(peak, cores.len());
     println!("fingerprint of the state: {fingerprint:#018x}");
     Ok(())
 }
@@ -58,35 +59,43 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 #[derive(Default)]
 struct Table {
     rows: Vec<Row>,
-    /// Time of each run so far.
-    current: Vec<f64>,
+    /// Times of this run so far.
+    current: Vec<[f64; 2]>,
 }
 
 struct Row {
     name: &'static str,
     operations: f64,
-    seconds: Vec<f64>,
+    /// Time and processor time of each run.
+    seconds: Vec<[f64; 2]>,
+}
+
+/// Processor time of all threads in seconds.
+fn processor_time() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 impl Table {
     fn begin(&mut self) {
         self.current.clear();
-        self.current.resize(self.rows.len(), 0.0);
+        self.current.resize(self.rows.len(), [0.0; 2]);
         self.rows.iter_mut().for_each(|row| row.operations = 0.0);
     }
 
     /// Runs `work`, which is `operations`, and adds its time to the row `name`.
     fn time<T>(&mut self, name: &'static str, operations: usize, work: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
+        let (start, busy) = (Instant::now(), processor_time());
         let result = work();
-        let elapsed = start.elapsed().as_secs_f64();
+        let elapsed = [start.elapsed().as_secs_f64(), processor_time() - busy];
         let at = self.rows.iter().position(|row| row.name == name).unwrap_or_else(|| {
             self.rows.push(Row { name, operations: 0.0, seconds: Vec::new() });
-            self.current.push(0.0);
+            self.current.push([0.0; 2]);
             self.rows.len() - 1
         });
         self.rows[at].operations += operations as f64;
-        self.current[at] += elapsed;
+        self.current[at][0] += elapsed[0];
+        self.current[at][1] += elapsed[1];
         result
     }
 
@@ -96,24 +105,36 @@ impl Table {
         }
     }
 
-    fn print(&self, peak: f64) {
+    fn print(&self, peak: f64, threads: usize) {
         let median = |row: &Row| {
-            let mut seconds = row.seconds.clone();
-            seconds.sort_by(f64::total_cmp);
-            seconds[seconds.len() / 2]
+            [0, 1].map(|which| {
+                let mut seconds: Vec<f64> = row.seconds.iter().map(|seconds| seconds[which]).collect();
+                seconds.sort_by(f64::total_cmp);
+                seconds[seconds.len() / 2]
+            })
         };
-        let total: f64 = self.rows.iter().map(median).sum();
-        let line = |name: &str, seconds: f64, operations: f64| {
-            let gops = operations / seconds / 1e9;
+        let line = |name: &str, [elapsed, busy]: [f64; 2], operations: f64, total: f64| {
+            let busy = busy / threads as f64;
+            let gops = operations / busy / 1e9;
             let speed =
-                if operations > 0.0 { format!("{gops:>6.0} {:>5.1} %", gops / peak * 100.0) } else { String::new() };
-            println!("{name:<34} {:>9.2} ms {:>5.1} % {speed}", seconds * 1e3, seconds / total * 100.0);
+                if operations > 0.0 { format!("{gops:>6.0} {:>6.1} %", gops / peak * 100.0) } else { String::new() };
+            println!(
+                "{name:<30} {:>9.2} ms {:>9.2} ms {:>5.1} % {speed}",
+                elapsed * 1e3,
+                busy * 1e3,
+                busy * threads as f64 / total * 100.0
+            );
         };
-        println!("{:<34} {:>12} {:>7} {:>6} {:>7}", "operator", "median", "share", "GOPS", "of peak");
-        for row in &self.rows {
-            line(row.name, median(row), row.operations);
+        let medians: Vec<[f64; 2]> = self.rows.iter().map(median).collect();
+        let total = [0, 1].map(|which| medians.iter().map(|seconds| seconds[which]).sum::<f64>());
+        println!(
+            "{:<30} {:>12} {:>12} {:>7} {:>6} {:>8}",
+            "operator", "median", "processor", "share", "GOPS", "of peak"
+        );
+        for (row, &seconds) in self.rows.iter().zip(&medians) {
+            line(row.name, seconds, row.operations, total[1]);
         }
-        line("sum", total, self.rows.iter().map(|row| row.operations).sum());
+        line("sum", total, self.rows.iter().map(|row| row.operations).sum(), total[1]);
     }
 }
 
