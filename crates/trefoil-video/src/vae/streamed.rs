@@ -1,5 +1,6 @@
 //! Filters that stay in the checkpoint's file. A wide filter is 16 MB beside frames of a few, and is used once or twice for a latent
-//! frame: packing it again each time takes about a hundredth of the time of its products, and spares the memory of all of them.
+//! frame: reading and packing it again each time costs time and spares the memory of all of them. At 416 × 240 on two cores the decoder
+//! took 9 % longer with this and with working frames given back, at 74 % of the memory.
 
 use super::VaeError;
 use std::sync::Arc;
