@@ -14,6 +14,7 @@ ap.add_argument("--steps", type=int, default=100000, help="steps at the full rat
 ap.add_argument("--scenes", type=int, default=4, help="scenes a step and rank"); ap.add_argument("--lr", type=float, default=1e-3); ap.add_argument("--mu", type=float, default=10)
 ap.add_argument("--alpha", type=float, default=3.0); ap.add_argument("--guide", type=float, default=0.0); ap.add_argument("--shift", type=float, default=4.0)
 ap.add_argument("--ema", type=float, default=0.006); ap.add_argument("--compile", action="store_true"); ap.add_argument("--seed", type=int, default=21)
+ap.add_argument("--drop", type=float, default=0.0, help="share of groups whose prompts lose the word for the colour, the motion, or both")
 ap.add_argument("--teacher", default="", help="whose predictions the guidance term takes; the starting model if absent"); ap.add_argument("--start", default="dit.pt"); ap.add_argument("--out", default="dit_tuned.pt")
 o = ap.parse_args()
 RK, WS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD", "1"))
@@ -46,6 +47,14 @@ def group_prompts(g, r):
         p = D.prompt(*L[i], np.random.default_rng(s))                      # same draws: only the shape word differs, by its place in the list
         out.append(p)
     return out
+def without(p, c, m, what):
+    """The prompt without its word for the colour (what & 1), for the motion (what & 2). So a shape has to be drawn by its own word alone, whatever the
+    colour and the motion: combinations that were never seen are drawn as asked only then."""
+    if what & 1: p = p.replace(f" that is {c}", "").replace(f"{c} ", "", 1)
+    if what & 2:
+        for w in sorted(D.MOTION_WORDS[m], key=len, reverse=True):
+            if " " + w in p: p = p.replace(" " + w, "", 1); break
+    return p
 def other_shape(i, p):
     """The prompt with a word of another shape."""
     for w in sorted(D.SHAPE_WORDS[L[i][1]], key=len, reverse=True):
@@ -56,12 +65,13 @@ def weights(g):
     """1 + ALPHA x how much an element differs between the shapes of its group, relative to the clip's largest few."""
     q = (Z[g].std(0) * cw ** 0.5); return (q / q.flatten().kthvalue(int(q.numel() * 0.99)).values).clamp(max=1)
 def batch():
-    ix, pr, gw, sc = [], [], [], []
+    ix, pr, fp, gw, sc = [], [], [], [], []
     k = 0
     while len(ix) < B:
         g = G[rng.integers(len(G))]; g = g[:B - len(ix)]
-        ix += g; pr += group_prompts(g, rng); w = weights(g) if len(g) > 1 else torch.zeros(Z.shape[1:]); gw += [w] * len(g); sc += [k] * len(g); k += 1
-    return ix, pr, torch.stack(gw), torch.tensor(sc), k
+        full = group_prompts(g, rng); what = rng.choice([1, 1, 2, 3]) if rng.random() < o.drop else 0
+        ix += g; fp += full; pr += [without(p, L[i][0], L[i][2], what) for i, p in zip(g, full)]; w = weights(g) if len(g) > 1 else torch.zeros(Z.shape[1:]); gw += [w] * len(g); sc += [k] * len(g); k += 1
+    return ix, pr, fp, torch.stack(gw), torch.tensor(sc), k
 def val():
     """Weighted error by sigma and the shape-only error (deviation from the group mean) of held-back scenes."""
     gen = torch.Generator().manual_seed(5); r = np.random.default_rng(5); out = []; live = [v.detach().clone() for v in pv]
@@ -86,12 +96,13 @@ while True:
     lr = o.lr * min(1, (i + 1) / 60) * (1 if stop is None else max(0.02, 1 - (i - stop) / o.decay))
     for g in opt.param_groups: g["lr"] = lr
     for g in opt2.param_groups: g["lr"] = lr * o.mu
-    ix, pr, gw, sc, k = batch(); z = Z[ix]; n = torch.randn(k, *Z.shape[1:])[sc]
+    ix, pr, fp, gw, sc, k = batch(); z = Z[ix]; n = torch.randn(k, *Z.shape[1:])[sc]
     u = ((torch.arange(k) + torch.rand(k)) / k)[sc]; s = o.shift * u / (1 + (o.shift - 1) * u); s4 = s[:, None, None, None, None]; zt = (1 - s4) * z + s4 * n
     pr = ["" if rng.random() < 0.04 else p for p in pr]; y = embed(te, tx.ids(pr)); target = n - z
     if o.guide:
         with torch.no_grad():
-            y1, y2 = embed(te0, tx.ids(pr)), embed(te0, tx.ids([other_shape(j, p) if p else p for j, p in zip(ix, pr)]))
+            fp = [f if p else p for f, p in zip(fp, pr)]                       # the teacher always reads whole prompts
+            y1, y2 = embed(te0, tx.ids(fp)), embed(te0, tx.ids([other_shape(j, p) if p else p for j, p in zip(ix, fp)]))
             target = target + o.guide * (fwd(T0, DIT_CFG, zt, s * 1000, y1) - fwd(T0, DIT_CFG, zt, s * 1000, y2))
     v = fwd(W, DIT_CFG, zt, s * 1000, y)
     ew = cw * (1 + o.alpha * gw * ((0.95 - s4) / 0.15).clamp(0, 1))

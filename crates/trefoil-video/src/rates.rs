@@ -47,6 +47,8 @@ pub struct ExpertRate {
     pub solo_ms: Samples,
     /// While the other engine runs blocks too.
     pub corun_ms: Option<Samples>,
+    /// Means of the same samples. What many executions take together is a sum, which a median falls short of where a few are late.
+    pub mean_ms: Cost,
 }
 
 impl ExpertRate {
@@ -72,10 +74,10 @@ impl EngineRate {
         self.mean(|cost| cost.solo)
     }
 
-    /// A block of an expert; one that was not measured costs what all do.
+    /// A block of an expert as a part of many: the mean. One that was not measured costs what all do.
     pub fn block(&self, expert: usize) -> Cost {
         let known = self.experts.iter().find(|rate| rate.expert == expert);
-        known.map_or_else(|| Cost { solo: self.alone_ms(), corun: self.pipeline_ms() }, ExpertRate::cost)
+        known.map_or_else(|| Cost { solo: self.alone_ms(), corun: self.pipeline_ms() }, |rate| rate.mean_ms)
     }
 
     fn mean(&self, of: fn(Cost) -> f64) -> f64 {
@@ -218,6 +220,13 @@ fn rate_of(
     let of = |values: &[Timed], expert: usize| {
         summary(values.iter().filter(|&&(of, _)| of == expert).map(|&(_, ms)| ms).collect())
     };
+    let mean = |values: &[Timed], expert: usize| {
+        let (sum, count) = values
+            .iter()
+            .filter(|&&(of, _)| of == expert)
+            .fold((0.0, 0usize), |(sum, count), &(_, ms)| (sum + ms, count + 1));
+        sum / count.max(1) as f64
+    };
     let trajectory = clip.trajectory();
     let each = experts.iter().map(|&(expert, _)| {
         let steps = (0..trajectory.steps).filter(|&step| clip.expert(step) == expert).count();
@@ -226,6 +235,7 @@ fn rate_of(
             blocks: steps * trajectory.branches * trajectory.layers,
             solo_ms: of(alone, expert)?,
             corun_ms: together.map(|values| of(values, expert)).transpose()?,
+            mean_ms: Cost { solo: mean(alone, expert), corun: mean(together.unwrap_or(alone), expert) },
         })
     });
     Ok(EngineRate {

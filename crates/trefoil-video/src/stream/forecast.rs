@@ -8,10 +8,11 @@ use super::LastStageOn;
 use crate::denoise::Clip;
 use crate::rates::EngineRate;
 use crate::schedule::Trajectory;
+use serde::Serialize;
 use std::collections::VecDeque;
 
 /// Milliseconds of some work.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Cost {
     /// While the other lane waits.
     pub solo: f64,
@@ -39,8 +40,8 @@ pub struct LaneCosts {
 
 impl LaneCosts {
     /// From the rates of a lane: each execution at the rate of its expert. `host_ms` is the host's work around the blocks of one branch,
-    /// which its first block (patch embedding) and its last (head, sampler's step) share; it and the conditions are those of the lane alone.
-    pub fn of(rate: &EngineRate, clip: &Clip, host_ms: f64, conditions_ms: f64, last: Cost) -> LaneCosts {
+    /// which its first block (patch embedding) and its last (head, sampler's step) share; it is small, and that of the lane alone.
+    pub fn of(rate: &EngineRate, clip: &Clip, host_ms: f64, conditions: Cost, last: Cost) -> LaneCosts {
         let trajectory: Trajectory = clip.trajectory();
         let execution = |index: usize| {
             let place = trajectory.place(index);
@@ -50,7 +51,7 @@ impl LaneCosts {
             Cost { solo: solo + host, corun: corun + host }
         };
         let blocks = (0..trajectory.blocks()).map(execution).collect();
-        LaneCosts { conditions: Cost::always(conditions_ms), blocks, last }
+        LaneCosts { conditions, blocks, last }
     }
 }
 

@@ -12,7 +12,7 @@ use trefoil_kernels::Kernels;
 use trefoil_plan::stream::VideoRates;
 use trefoil_report::{Table, format, text_table};
 use trefoil_video::rates::{EngineRate, RateOptions, measure};
-use trefoil_video::stream::{Division, LaneCosts, LastStageRate, forecast};
+use trefoil_video::stream::{Cost, Division, LaneCosts, LastStageRate, forecast, measure_last_stage};
 use trefoil_video::{Clip, EngineSpec, Lane, Tensor, VideoError};
 
 /// Blocks timed per engine and condition.
@@ -25,8 +25,8 @@ pub struct LaneRates {
     pub engine: EngineRate,
     /// The host's work around the blocks of one step, in milliseconds.
     pub host_ms: f64,
-    /// A clip's conditions (text contexts, timesteps), in milliseconds.
-    pub conditions_ms: f64,
+    /// A clip's conditions (text contexts, timesteps), alone and while the other engine runs blocks.
+    pub conditions: LastStageRate,
     /// The last stage on its cores; of a stand-in what was declared.
     pub last_stage: LastStageRate,
 }
@@ -61,8 +61,8 @@ impl Measured {
         };
         let of = |engine, lane: &mut Lane, spec: &EngineSpec, beside: &mut Lane| {
             let kernels = LastStage::kernels(Some(spec))?;
-            let last_stage = last_stage.rate(&kernels, Some((beside, &clip, noise)))?;
-            LaneRates::of(engine, lane, &clip, (noise, text), last_stage)
+            let last_stage = last_stage.rate(&kernels, Some((&mut *beside, &clip, noise)))?;
+            LaneRates::of(engine, lane, &clip, (noise, text), last_stage, Some(beside))
         };
         let lanes = [of(one, first, &specs[0], second)?, of(two, second, &specs[1], first)?];
         Ok(Measured { lanes, clip, blocks, layers })
@@ -83,7 +83,7 @@ impl Measured {
             let reason = "it was not timed".to_owned();
             return Err(VideoError::Engine { engine: lane.engine().name().to_owned(), reason }.into());
         };
-        LaneRates::of(engine, lane, &self.clip, (noise, text), last_stage.rate(kernels, None)?)
+        LaneRates::of(engine, lane, &self.clip, (noise, text), last_stage.rate(kernels, None)?, None)
     }
 
     /// Milliseconds per clip that the rates of these engines give for so many clips, counted as [`super::configuration::Configuration`] counts
@@ -93,7 +93,8 @@ impl Measured {
             .iter()
             .map(|lane| {
                 let last = last_stage.cost(&lane.last_stage, kind.is_serial());
-                LaneCosts::of(&lane.engine, &self.clip, lane.host_ms, lane.conditions_ms, last)
+                let conditions = Cost { solo: lane.conditions.solo_ms.median, corun: lane.conditions.pipeline_ms() };
+                LaneCosts::of(&lane.engine, &self.clip, lane.host_ms, conditions, last)
             })
             .collect();
         match kind {
@@ -119,7 +120,7 @@ impl Measured {
     fn rates(&self, of: fn(&EngineRate) -> f64, last: fn(&LastStageRate) -> f64) -> VideoRates {
         let [one, two] = &self.lanes;
         let block = |lane: &LaneRates| of(&lane.engine) + lane.host_ms / self.layers as f64;
-        let conditions = one.conditions_ms / self.blocks as f64;
+        let conditions = last(&one.conditions) / self.blocks as f64;
         VideoRates { first: block(one) + conditions, second: block(two), decoder: last(&two.last_stage) }
     }
 
@@ -182,7 +183,7 @@ impl Measured {
                 "origin": if last_stage.is_emulated() { Origin::Emulated } else { Origin::Measured },
             },
             "host_ms": self.lanes.iter().map(|lane| lane.host_ms).collect::<Vec<_>>(),
-            "conditions_ms": self.lanes.iter().map(|lane| lane.conditions_ms).collect::<Vec<_>>(),
+            "conditions_ms": self.lanes.iter().map(|lane| lane.conditions.pipeline_ms()).collect::<Vec<_>>(),
             "solo": self.solo(),
             "corun": self.corun(),
         })
@@ -196,10 +197,13 @@ impl LaneRates {
         clip: &Clip,
         (noise, text): (&Tensor, &Tensor),
         last_stage: LastStageRate,
+        beside: Option<&mut Lane>,
     ) -> Result<LaneRates, CliError> {
         let host_ms = lane.time_host(clip, noise)?.as_secs_f64() * 1e3;
-        let conditions_ms = lane.time_conditions(noise, text, None)?.as_secs_f64() * 1e3;
-        Ok(LaneRates { engine, host_ms, conditions_ms, last_stage })
+        let mut begin = || Ok(lane.time_conditions(noise, text, None)?.as_secs_f64() * 1e3);
+        let beside = beside.map(|beside| (beside, clip, noise));
+        let conditions = measure_last_stage(&mut begin, beside, &|| keep_going(0, clip.trajectory().blocks()))?;
+        Ok(LaneRates { engine, host_ms, conditions, last_stage })
     }
 }
 

@@ -232,7 +232,7 @@ fn prepare(
             let costs: Vec<LaneCosts> = rates
                 .iter()
                 .zip(&host_ms)
-                .map(|(rate, &host_ms)| LaneCosts::of(rate, &clip, host_ms, conditions_ms, last))
+                .map(|(rate, &host_ms)| LaneCosts::of(rate, &clip, host_ms, Cost::always(conditions_ms), last))
                 .collect();
             forecast(&costs, Division::Cut(cut), source.todo.len()).period_ms()
         }
