@@ -119,7 +119,11 @@ impl Machine {
         let names = Reader("certificate").list(certificate, "units")?;
         let described = PROFILE.list(first, "units")?;
         let mut units = Vec::new();
-        for name in names {
+        for (place, name) in names.iter().enumerate() {
+            // Limits and transfers are counted by unit, so one that is listed twice would have twice its memory.
+            if names[..place].contains(name) {
+                return Err(Reader("certificate").fail(format!("it lists the unit {name} twice")));
+            }
             let unit = described
                 .iter()
                 .find(|unit| unit["address"] == *name)

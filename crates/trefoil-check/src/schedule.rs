@@ -397,6 +397,15 @@ impl Schedule {
         if !close(simulated, self.makespan()) {
             return Err(CheckError::Claim(format!("the makespan is {} ms, not {simulated}", self.makespan())));
         }
+        // A period or an energy is not to be read as milliseconds of something else.
+        let objective = text(certificate, "objective");
+        for (rule, own) in [("period", "throughput"), ("energy", "energy")] {
+            if text(claim, "rule") == Some(rule) && objective != Some(own) {
+                return Err(
+                    CERTIFICATE.fail(format!("claim rule {rule:?} is for the objective {own:?}, not {objective:?}"))
+                );
+            }
+        }
         let derived = match text(claim, "rule") {
             Some("makespan") => self.makespan(),
             Some("busy-sum") => self.tasks.iter().map(|task| task.ms * per_ms[task.unit]).sum(),

@@ -224,8 +224,14 @@ pub fn compare_calibrated<E: From<RunError>>(
             let further = options.most_rounds.saturating_sub(rounds).min(options.rounds);
             let near = undecided(&so_far).filter(|_| further > 0);
             let Some(near) = near else { return Ok(so_far) };
+            // Who has been left out of a round stays out: ratios pair the rounds of two contenders by their place.
             for (runs, contender) in running.iter_mut().zip(contenders) {
-                *runs = near.contains(&contender.name);
+                *runs &= near.contains(&contender.name);
+            }
+            let runs =
+                |baseline: bool| running.iter().zip(contenders).any(|(&runs, one)| runs && one.baseline == baseline);
+            if !runs(true) || !runs(false) {
+                return Ok(so_far);
             }
             rounds += further;
         }

@@ -28,6 +28,7 @@ use trefoil_core::{
     CoreError, HostTensor, OperatorGraph, Origin, Plan, Profile, Subject, TensorInfo, Unit, UnitAddress,
 };
 use trefoil_plan::{PlanError, PlanOptions, PlanRequest, plan_with};
+use trefoil_profile::cache::CacheUse;
 use trefoil_profile::{
     Launcher, Lineup, PrepareOptions, PreparedModel, ProfileError, ProfileOptions, prepare_model, profile, refine,
     worker_main,
@@ -82,7 +83,8 @@ pub struct SessionOptions {
     pub quick: bool,
     /// Most time for measuring segments whole.
     pub refine: Duration,
-    /// Rounds of fresh processes in which plan and single units are timed. Fewer than five never decide for a plan.
+    /// Rounds of fresh processes in which plan and single units are timed. Where a plan leads and they are too few to be
+    /// sure, up to three times as many are run; fewer than five in all never decide for a plan.
     pub rounds: u32,
     /// What a worker process is: a program, and its arguments for measuring and for timing. `None` is this very program,
     /// which then calls [`serve_if_worker`] first.
@@ -152,6 +154,8 @@ impl Session {
             let command = WorkerCommand::this_program([RUN])?;
             (Launcher::new(command.program.clone(), vec![MEASURE.into()]), command)
         };
+        // Nobody removes what this session has made before it is through.
+        let _in_use = CacheUse::begin(&options.cache).ok();
         let never = AtomicBool::new(false);
         let mut reading = PrepareOptions::new(launcher.clone(), options.cache.clone());
         reading.shapes.clone_from(&options.shapes);

@@ -269,8 +269,12 @@ pub(crate) fn cycle(
 ) -> Result<(), VideoError> {
     let (experts, layers) = (acting(clip), clip.trajectory().layers);
     let mut state: ClipState = clip.start(noise)?;
-    for ((expert, step), block) in experts.into_iter().cycle().zip((0..layers).cycle()) {
+    for turn in 0.. {
         keep_going()?;
+        // One expert further at each wrap of the layers: with two experts and an even number of layers each would otherwise
+        // be timed on every other block only.
+        let (block, wraps) = (turn % layers, turn / layers);
+        let (expert, step) = experts[(turn + wraps) % experts.len()];
         let elapsed = lane.time_block(clip, &mut state, &Piece { step, branch: 0, blocks: block..block + 1 })?;
         if !again(expert, elapsed.as_secs_f64() * 1e3) {
             break;

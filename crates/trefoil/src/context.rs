@@ -42,7 +42,9 @@ static CACHES: Mutex<BTreeMap<PathBuf, Option<CacheUse>>> = Mutex::new(BTreeMap:
 pub fn cache_dir(given: Option<&Path>) -> PathBuf {
     let folder = given.map_or_else(trefoil_profile::cache::default_cache_dir, Path::to_owned);
     let mut caches = CACHES.lock().unwrap_or_else(PoisonError::into_inner);
-    caches.entry(folder.clone()).or_insert_with(|| CacheUse::begin(&folder).ok());
+    // One lock for a folder, however it was spelt: two of one process would keep each other from removing anything.
+    let spelt = std::path::absolute(&folder).unwrap_or_else(|_| folder.clone());
+    caches.entry(spelt).or_insert_with(|| CacheUse::begin(&folder).ok());
     folder
 }
 

@@ -404,7 +404,7 @@ fn compare(
     let mut timer = |lineup: &Lineup, turn: u32| time_lineup(lineup, graph, inputs, &options, turn);
     let mut calibrate = |round: u32| -> Result<BTreeMap<String, f64>, CliError> {
         let Some(plan) = plan.filter(|_| !profile.measurements.is_empty()) else { return Ok(BTreeMap::new()) };
-        line.step(&format!("fresh process, round {} of {}: the prediction's parts", round + 1, options.rounds));
+        line.step(&format!("fresh process, round {}: the prediction's parts", round + 1));
         let fresh = trefoil_profile::remeasure(prepared, graph, plan, profile, &measure, round, &mut timer)?;
         let mut predictions: BTreeMap<String, f64> =
             fresh.whole.iter().filter_map(|(unit, ms)| Some((unit.to_string(), (*ms)?))).collect();

@@ -99,6 +99,13 @@ impl CacheUse {
             self.lock.lock_shared().map_err(ProfileError::io("lock", &self.folder))?;
             return Ok(Trimmed { before, removed: 0, busy: true });
         }
+        // Another process may have removed something, or used it, before the folder was locked.
+        let listed = self.entries();
+        if listed.is_err() {
+            self.lock.lock_shared().map_err(ProfileError::io("lock", &self.folder))?;
+        }
+        entries = listed?;
+        let before: u64 = entries.iter().map(|entry| entry.bytes).sum();
         entries.sort_by_key(|entry| entry.used);
         let mut left = before;
         let mut result = Ok(());
@@ -193,7 +200,8 @@ fn on_disk(metadata: &Metadata) -> u64 {
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 #[cfg(test)]

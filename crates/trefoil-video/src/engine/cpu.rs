@@ -22,8 +22,8 @@ pub struct CpuEngine {
 
 #[derive(Debug)]
 enum Path {
-    Float(NumericPath, FloatBlocks),
-    Int8(Arc<Calibration>, Int8Blocks),
+    Float(NumericPath, Box<FloatBlocks>),
+    Int8(Arc<Calibration>, Box<Int8Blocks>),
 }
 
 impl CpuEngine {
@@ -41,7 +41,7 @@ impl CpuEngine {
             return Err(Calibration::missing(&model));
         }
         model.check_path(path)?;
-        Ok(CpuEngine { name, model, kernels, path: Path::Float(path, FloatBlocks::default()), recording: None })
+        Ok(CpuEngine { name, model, kernels, path: Path::Float(path, Box::default()), recording: None })
     }
 
     /// An engine on `w8a8` with its activation scales.
@@ -56,7 +56,7 @@ impl CpuEngine {
     ) -> Result<CpuEngine, VideoError> {
         model.check_path(NumericPath::W8a8)?;
         calibration.check(&model)?;
-        Ok(CpuEngine { name, model, kernels, path: Path::Int8(calibration, Int8Blocks::default()), recording: None })
+        Ok(CpuEngine { name, model, kernels, path: Path::Int8(calibration, Box::default()), recording: None })
     }
 
     /// Records the ranges of every operand from now on (float paths only) into `calibration`.

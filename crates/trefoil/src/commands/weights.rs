@@ -1,11 +1,12 @@
 //! `trefoil weights`: the packed INT8 artefact; and `trefoil probe`: how large a region of it may be here.
 
 use crate::cli::{ProbeArgs, WeightsCommand};
-use crate::context::{print, print_json};
+use crate::context::{self, print, print_json};
 use crate::error::CliError;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::fmt::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 use trefoil_kernels::opencl::DeviceProbe;
 use trefoil_report::format;
@@ -20,10 +21,36 @@ fn with_engines<T>(work: impl FnOnce(&[&dyn MapProbe]) -> T) -> T {
     work(&engines)
 }
 
+/// Refuses an output that is read (the checkpoint, its index, one of its shards), or that is neither a file nor nothing: the
+/// artefact is renamed into its place, which would put a file where a device was.
+fn check_output(source: &Path, output: &Path) -> Result<(), CliError> {
+    let folder = match source.is_dir() {
+        true => Some(source),
+        false => source.extension().filter(|&extension| extension == "json").and_then(|_| source.parent()),
+    };
+    let mut inputs = vec![source.to_owned()];
+    // A folder that cannot be listed cannot be packed either, which is told better there.
+    inputs
+        .extend(folder.and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten().map(|one| one.path()));
+    inputs.retain(|input| output.exists() && is_read(input));
+    context::check_distinct(&[Some(output)], &inputs)?;
+    if output.exists() && !output.is_file() {
+        let what = if output.is_dir() { "a folder" } else { "no regular file" };
+        return Err(CliError::Usage(format!("{} is {what}; name a file to write", output.display())));
+    }
+    Ok(())
+}
+
+/// Whether packing reads a file of that name: an older artefact in the checkpoint's folder may be replaced.
+fn is_read(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "safetensors" || extension == "json" || extension == "bin")
+}
+
 /// Runs `trefoil weights`.
 pub fn run(command: &WeightsCommand) -> Result<(), CliError> {
     match command {
         WeightsCommand::Pack { source, output, region_limit, json } => {
+            check_output(source, output)?;
             let bar = ProgressBar::new(0);
             if let Ok(style) = ProgressStyle::with_template("{bytes}/{total_bytes} {bytes_per_sec} {wide_msg}") {
                 bar.set_style(style);

@@ -82,7 +82,7 @@ fn check(args: &DenoiseArgs, noise: &Tensor) -> Result<(), CliError> {
     lanes::check_cut(args.cut, &model)?;
     // Other shapes are refused with their reason where the clip is made.
     if let &[c, f, h, w] | &[1, c, f, h, w] = noise.shape.as_slice() {
-        let needs = memory::of_engines(&args.engines, args.processes, &model, &args.artefact, [1, c, f, h, w]);
+        let needs = memory::of_engines(&args.engines, args.processes, &model, &args.artefact, [1, c, f, h, w], 1);
         memory::check("the clip", "choose a smaller or shorter latent", &needs)?;
     }
     Ok(())

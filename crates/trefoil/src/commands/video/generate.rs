@@ -376,7 +376,7 @@ fn check(args: &GenerateArgs, size: Size, vae: &VaeConfig, artefact: &Path) -> R
         )));
     }
     let [frames, rows, columns] = size.latent(vae, PATCH)?;
-    let needs = memory::of_engines(&args.engines, false, &model, artefact, [1, channels, frames, rows, columns]);
+    let needs = memory::of_engines(&args.engines, false, &model, artefact, [1, channels, frames, rows, columns], 1);
     memory::check("the clip", "choose a smaller or shorter one (--size, --frames)", &needs)
 }
 

@@ -10,8 +10,8 @@ use trefoil_video::rates::shape_for_tokens;
 use trefoil_video::{MAX_TOKENS, Model, NumericPath};
 use trefoil_weights::memory::available_bytes;
 
-/// Clips that are in memory at once: on either lane, and between them.
-const IN_FLIGHT: u64 = 3;
+/// Clips of a stream that are in memory at once: on either lane, and between them.
+pub const IN_FLIGHT: u64 = 3;
 
 /// What something takes at least.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Need {
     pub bytes: u64,
 }
 
-/// Weights that engines read, states of the clips in flight, and the widest buffers of a block, for latents of `[1, C, F, H, W]`. At least
+/// Weights that engines read, states of `clips` at once, and the widest buffers of a block, for latents of `[1, C, F, H, W]`. At least
 /// that much: kernels' own scratch comes on top.
 pub fn of_engines(
     args: &EngineArgs,
@@ -30,6 +30,7 @@ pub fn of_engines(
     model: &Model,
     artefact: &Path,
     shape: [usize; 5],
+    clips: u64,
 ) -> Vec<Need> {
     let float = size_of::<f32>() as u64;
     let latent: u64 = shape.iter().fold(1u64, |product, &side| product.saturating_mul(side as u64));
@@ -44,7 +45,7 @@ pub fn of_engines(
     let copies = if in_processes { 1 + engines } else { 1 };
     let unquantised = if args.path.contains(&NumericPath::F32) { weights.saturating_mul(4 * copies) } else { 0 };
     let regions = if in_processes { engines.saturating_mul(hidden) } else { 0 };
-    let clips = (hidden.saturating_add(latent.saturating_mul(4 * float))).saturating_mul(IN_FLIGHT);
+    let clips = (hidden.saturating_add(latent.saturating_mul(4 * float))).saturating_mul(clips);
     vec![
         Need { what: "weights", bytes: weights.saturating_add(unquantised) },
         Need { what: "clips", bytes: clips.saturating_add(regions) },
@@ -66,7 +67,7 @@ pub fn check_random(
         )));
     }
     let [channels, frames, rows, columns] = shape_for_tokens(model.config(), tokens);
-    let mut needs = of_engines(args, in_processes, model, artefact, [1, channels, frames, rows, columns]);
+    let mut needs = of_engines(args, in_processes, model, artefact, [1, channels, frames, rows, columns], IN_FLIGHT);
     needs.push(of_text(model, text_rows));
     check("this", "choose fewer --tokens or --text-rows", &needs)
 }

@@ -141,7 +141,7 @@ pub fn from_prompts(args: &StreamArgs, file: &Path, last: &EngineSpec) -> Result
     check_cut(args.cut, &model)?;
     let shape = [1, model.config().channels, frames, rows, columns];
     stage.check(model.config().channels)?;
-    needs.extend(memory::of_engines(&args.engines, args.processes, &model, &artefact, shape));
+    needs.extend(memory::of_engines(&args.engines, args.processes, &model, &artefact, shape, memory::IN_FLIGHT));
     memory::check("the stream", LESS, &needs)?;
     let has_guidance = model.sampler().branches() > 1;
     let settings = BTreeMap::from([
@@ -282,7 +282,7 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
     };
     stage.check(model.config().channels)?;
     let mut needs = stage.needs([frames, rows, columns])?;
-    needs.extend(memory::of_engines(&args.engines, args.processes, &model, &args.model, shape));
+    needs.extend(memory::of_engines(&args.engines, args.processes, &model, &args.model, shape, memory::IN_FLIGHT));
     memory::check("the stream", LESS, &needs)?;
     let seed = args.seed.unwrap_or(40);
     let clips: Vec<ClipPlan> = (0..count)
