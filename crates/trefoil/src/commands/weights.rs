@@ -24,10 +24,8 @@ fn with_engines<T>(work: impl FnOnce(&[&dyn MapProbe]) -> T) -> T {
 /// Refuses an output that is read (the checkpoint, its index, one of its shards), or that is neither a file nor nothing: the
 /// artefact is renamed into its place, which would put a file where a device was.
 fn check_output(source: &Path, output: &Path) -> Result<(), CliError> {
-    let folder = match source.is_dir() {
-        true => Some(source),
-        false => source.extension().filter(|&extension| extension == "json").and_then(|_| source.parent()),
-    };
+    let is_index = source.extension().is_some_and(|extension| extension == "json");
+    let folder = if source.is_dir() { Some(source) } else { source.parent().filter(|_| is_index) };
     let mut inputs = vec![source.to_owned()];
     // A folder that cannot be listed cannot be packed either, which is told better there.
     inputs
