@@ -271,10 +271,11 @@ pub(crate) fn cycle(
     let mut state: ClipState = clip.start(noise)?;
     for turn in 0.. {
         keep_going()?;
-        // One expert further at each wrap of the layers: with two experts and an even number of layers each would otherwise
-        // be timed on every other block only.
+        // Where the experts divide the layers each would be timed on some of the blocks only; then it is one expert further at each
+        // wrap of the layers.
         let (block, wraps) = (turn % layers, turn / layers);
-        let (expert, step) = experts[(turn + wraps) % experts.len()];
+        let shift = if layers.is_multiple_of(experts.len()) { wraps } else { 0 };
+        let (expert, step) = experts[(turn + shift) % experts.len()];
         let elapsed = lane.time_block(clip, &mut state, &Piece { step, branch: 0, blocks: block..block + 1 })?;
         if !again(expert, elapsed.as_secs_f64() * 1e3) {
             break;
