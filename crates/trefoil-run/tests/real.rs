@@ -323,8 +323,9 @@ fn a_plan_that_leads_after_too_few_rounds_gets_more_of_them() {
     let found = found.unwrap();
     // Two and four rounds are too few for any interval to count; six are enough.
     assert_eq!((count(&found), found.rounds, last), (vec![6, 6], 6, 6));
-    let verdict = guard(&found);
-    assert!(verdict.uses_plan && verdict.message.contains("over 6 rounds"), "{}", verdict.message);
+    // Whether six are enough to be sure is the machine's business (a neighbour may slow any round); that all six count is not.
+    assert_eq!(found.ratio("whole").unwrap().per_round.len(), 6);
+    assert!(guard(&found).message.contains("over 6 rounds"), "{}", guard(&found).message);
     let exact = compare(&contenders, &[&model.graph], &model.inputs(), &options(2, worker()), &mut |_| {}).unwrap();
     assert_eq!(count(&exact), [2, 2]);
 }
