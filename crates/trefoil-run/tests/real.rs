@@ -268,8 +268,12 @@ fn contender(name: &str, model: &SmallModel, plan: &Plan, folder: &Path, baselin
     Contender { name: name.to_owned(), plan: plan.clone(), segments, baseline }
 }
 
+/// Tests whose contenders are timed on the same core, one after the other.
+static TIMED: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 #[test]
 fn a_chain_cut_in_pieces_loses_against_the_whole_in_fresh_processes() {
+    let _alone = TIMED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let Some(unit) = real_unit("rten:CPU@0") else { return };
     let folder = tempfile::tempdir().unwrap();
     let model = relu_chain(folder.path(), 60, 64);
@@ -305,6 +309,7 @@ fn a_chain_cut_in_pieces_loses_against_the_whole_in_fresh_processes() {
 
 #[test]
 fn a_plan_that_leads_after_too_few_rounds_gets_more_of_them() {
+    let _alone = TIMED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let Some(unit) = real_unit("rten:CPU@0") else { return };
     let folder = tempfile::tempdir().unwrap();
     let model = relu_chain(folder.path(), 60, 64);
