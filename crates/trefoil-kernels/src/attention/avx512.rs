@@ -11,7 +11,7 @@
 #![allow(clippy::wildcard_imports, reason = "the intrinsics of one instruction set")]
 
 use super::KEY_BLOCK;
-use super::int8::{Block, LANES, Scratch};
+use super::int8::{Block, LANES, Scratch, TILE_SCORES};
 use crate::kernel::{TILE_ROWS, four};
 use crate::math::{EXP2_FRACTION, MAX_CODE, ROUNDER, exp2};
 use std::arch::x86_64::*;
@@ -23,8 +23,6 @@ const CHUNK: usize = 64;
 const STEP: usize = TILE / GROUP;
 /// Bytes of four codes of every row of a tile.
 const TILE_GROUP: usize = TILE_ROWS * GROUP;
-/// Scores or codes of a row tile.
-const TILE_SCORES: usize = TILE_ROWS * KEY_BLOCK;
 
 /// The largest score of every row of a tile in a block of keys, in every lane.
 type Largest = [__m512i; TILE_ROWS];

@@ -25,6 +25,9 @@ use crate::workspace::{Slot, lines};
 use crate::{KernelError, Kernels, Rows, Workspace};
 use trefoil_weights::tile::TILE;
 
+/// Scores or codes of a row tile against a block of keys.
+pub(super) const TILE_SCORES: usize = TILE_ROWS * KEY_BLOCK;
+
 /// Query rows that share a block of keys and values while it is in the second-level cache.
 const BLOCK_ROWS: usize = 120;
 
@@ -155,7 +158,6 @@ pub(super) struct Scratch<'s> {
 
 impl<'s> Scratch<'s> {
     fn of(slot: &'s mut Slot, head_dim: usize) -> Scratch<'s> {
-        const TILE_SCORES: usize = TILE_ROWS * KEY_BLOCK;
         const ROW_NUMBERS: usize = BLOCK_ROWS / TILE_ROWS * LANES;
         let integers = lines(&mut slot.integers, TILE_SCORES + 2 * ROW_NUMBERS);
         let (scores, integers) = integers.split_at_mut(TILE_SCORES);

@@ -2,7 +2,7 @@
 
 use super::{KEY_BLOCK, check_heads, check_keys};
 use crate::multiversion::multiversion;
-use crate::workspace::{line_start, lines};
+use crate::workspace::{at_least, line_start, lines};
 use crate::{KernelError, Kernels, Rows, Workspace};
 use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE, TILE_BYTES};
 
@@ -116,7 +116,7 @@ impl Kernels {
         let block_bytes = 2 * side * heads;
         let block_keys = KEY_BLOCK * heads;
         let mut codes = lines(&mut packed.codes, blocks * block_bytes);
-        let mut offsets = grown(&mut packed.offsets, blocks * block_keys);
+        let mut offsets = at_least(&mut packed.offsets, blocks * block_keys);
         self.run_grains(
             blocks,
             1,
@@ -145,14 +145,6 @@ impl Kernels {
         packed.start = line_start(&packed.codes);
         Ok(())
     }
-}
-
-/// At least `len` elements.
-fn grown(buffer: &mut Vec<i32>, len: usize) -> &mut [i32] {
-    if buffer.len() < len {
-        buffer.resize(len, 0);
-    }
-    &mut buffer[..len]
 }
 
 multiversion! {
