@@ -387,6 +387,17 @@ impl Executor {
         &self.notes
     }
 
+    /// Milliseconds of the last run from the start of its first task to the end of its last one, by the lanes' own clocks: without
+    /// what it takes to wake a lane and to be woken by it.
+    pub(crate) fn busy_ms(&self) -> f64 {
+        let records = (0..self.schedule.lanes.len()).flat_map(|lane| self.shared.records(lane));
+        let span = records.fold(None, |span: Option<(_, _)>, record| {
+            let (start, end) = span.unwrap_or((record.start, record.end));
+            Some((start.min(record.start), end.max(record.end)))
+        });
+        span.map_or(0.0, |(start, end)| milliseconds(end) - milliseconds(start))
+    }
+
     /// What happened in the last run, one lane per unit. [`Origin::Simulated`] if any of its units is simulated.
     pub fn trace(&self) -> Timeline {
         let mut lanes: BTreeMap<&UnitAddress, Vec<Span>> = BTreeMap::new();

@@ -4,17 +4,18 @@ mod emulate;
 mod planning;
 mod together;
 mod video;
+mod weights;
 
 pub use emulate::EmulateArgs;
 pub use planning::{
     BenchPlanArgs, ExplainArgs, ObjectiveArg, PaperArg, PaperArgs, PipelineArgs, PlanArgs, PlanningArgs, now_ms,
 };
+pub use together::{BenchCorunArgs, BenchMethodsArgs, BenchPairsArgs, TogetherArgs};
 pub use video::{
     BenchVideoArgs, CalibrateArgs, CutArg, DenoiseArgs, EngineArgs, LatentArg, RandomModel, RatesArgs, SecondArgs,
     VideoArgs, VideoCommand, VideoInfoArgs, VideoPackArgs,
 };
-
-pub use together::{BenchCorunArgs, BenchMethodsArgs, BenchPairsArgs, TogetherArgs};
+pub use weights::{WeightsArgs, WeightsCommand};
 
 use crate::commands::video::{decoder::BenchDecoderArgs, quality::BenchQualityArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -106,7 +107,8 @@ pub struct ModelArgs {
     /// ONNX model
     #[arg(value_name = "MODEL.onnx")]
     pub model: PathBuf,
-    /// Static shape of an input whose extents are symbolic (repeatable)
+    /// Static shape of an input whose extents are symbolic (repeatable). With several models it is for every one that has such an
+    /// input; `MODEL/INPUT=1,3,48,320` is for one model, by the name of its file without .onnx
     #[arg(long = "shape", value_name = "INPUT=1,3,224,224")]
     pub shapes: Vec<Shape>,
     /// How nodes are grouped into operators
@@ -431,55 +433,6 @@ pub struct BenchOperatorsArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// `trefoil weights`.
-#[derive(Debug, Args)]
-pub struct WeightsArgs {
-    /// What to do
-    #[command(subcommand)]
-    pub command: WeightsCommand,
-}
-
-/// The commands of `trefoil weights`.
-#[derive(Debug, Subcommand)]
-pub enum WeightsCommand {
-    /// Quantise a safetensors checkpoint (a file, or a folder with an index) to INT8 tiles, one region per block
-    Pack {
-        /// Checkpoint
-        #[arg(value_name = "MODEL.safetensors|DIR")]
-        source: PathBuf,
-        /// Where to write the artefact
-        #[arg(short, long, value_name = "A.trefoil")]
-        output: PathBuf,
-        /// Refuse regions above this many bytes (see `trefoil probe`)
-        #[arg(long, value_name = "BYTES")]
-        region_limit: Option<u64>,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Say what an artefact holds
-    Info {
-        /// Artefact
-        #[arg(value_name = "A.trefoil")]
-        artefact: PathBuf,
-        /// List every tensor
-        #[arg(long)]
-        tensors: bool,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Check every checksum of an artefact
-    Verify {
-        /// Artefact
-        #[arg(value_name = "A.trefoil")]
-        artefact: PathBuf,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
 }
 
 /// `trefoil probe`.

@@ -1,7 +1,7 @@
 //! Flags of several models at once.
 
 use super::planning::BudgetArg;
-use super::{GranularityArg, MeasureArgs};
+use super::{GranularityArg, MeasureArgs, Shape};
 use clap::Args;
 use std::path::PathBuf;
 use trefoil_core::UnitAddress;
@@ -46,6 +46,10 @@ pub struct BenchPairsArgs {
     /// Unit to use (repeatable); without cores it stands for its backend on any core and on all of them
     #[arg(short, long = "unit", required = true, value_name = "UNIT")]
     pub units: Vec<UnitAddress>,
+    /// Static shape of an input whose extents are symbolic, for every model that has it; `MODEL/INPUT=1,3,48,320` for one model
+    /// only, by the name of its file without .onnx (repeatable)
+    #[arg(long = "shape", value_name = "INPUT=1,3,224,224")]
+    pub shapes: Vec<Shape>,
     /// How nodes are grouped into operators
     #[arg(long, value_enum, default_value_t = GranularityArg::Fused)]
     pub granularity: GranularityArg,
@@ -82,6 +86,10 @@ pub struct BenchCorunArgs {
     /// Unit to use (repeatable; every available one by default); one without cores stands for its backend on any core, too
     #[arg(short, long = "unit", value_name = "UNIT")]
     pub units: Vec<UnitAddress>,
+    /// Static shape of an input whose extents are symbolic, for every model that has it; `MODEL/INPUT=1,3,48,320` for one model
+    /// only, by the name of its file without .onnx (repeatable)
+    #[arg(long = "shape", value_name = "INPUT=1,3,224,224", requires = "models")]
+    pub shapes: Vec<Shape>,
     /// How to measure
     #[command(flatten)]
     pub measure: MeasureArgs,
@@ -108,6 +116,10 @@ pub struct BenchMethodsArgs {
     /// Planners (`trefoil plan --list-methods` lists all)
     #[arg(long, value_name = "METHOD,METHOD…", value_delimiter = ',', default_value = "sequential,phases,dag")]
     pub methods: Vec<String>,
+    /// Static shape of an input whose extents are symbolic, for every model that has it; `MODEL/INPUT=1,3,48,320` for one model
+    /// only, by the name of its file without .onnx (repeatable)
+    #[arg(long = "shape", value_name = "INPUT=1,3,224,224")]
+    pub shapes: Vec<Shape>,
     /// How nodes are grouped into operators
     #[arg(long, value_enum, default_value_t = GranularityArg::Fused)]
     pub granularity: GranularityArg,

@@ -76,7 +76,7 @@ pub fn run(args: &BenchCorunArgs) -> Result<(), CliError> {
     })?;
     let paths = if args.models.is_empty() { operators(folder.path())? } else { args.models.clone() };
     let reading = Reading {
-        shapes: &[],
+        shapes: &args.shapes,
         granularity: crate::cli::GranularityArg::Fused,
         cache: args.cache.as_deref(),
         measure: &args.measure,

@@ -60,6 +60,7 @@ impl ModelRows {
 /// Runs the command.
 pub fn run(args: &BenchMethodsArgs) -> Result<(), CliError> {
     let (_, baseline_units) = candidate_units(&args.units)?;
+    several::check_shapes(&args.models, &args.shapes)?;
     let reading = Reading {
         shapes: &[],
         granularity: args.granularity,
@@ -80,7 +81,10 @@ pub fn run(args: &BenchMethodsArgs) -> Result<(), CliError> {
     for (at, path) in args.models.iter().enumerate() {
         let began = Instant::now();
         let title = crate::commands::profile::model_name(path);
-        let outcome = make_ready(std::slice::from_ref(path), &args.units, &reading)
+        let outcome = several::shapes_for(path, &args.shapes)
+            .and_then(|shapes| {
+                make_ready(std::slice::from_ref(path), &args.units, &Reading { shapes: &shapes, ..reading.clone() })
+            })
             .and_then(|mut ready| measure(&mut ready[0], &baseline_units, args));
         if context::stop_flag().load(Ordering::SeqCst) {
             break;

@@ -37,7 +37,7 @@ impl Ready {
 /// How models are read.
 #[derive(Debug, Clone)]
 pub struct Reading<'a> {
-    /// Static shapes, each for the models that have such an input.
+    /// Static shapes, each for the models that have such an input, or `MODEL/INPUT` for one of them.
     pub shapes: &'a [Shape],
     /// How nodes are grouped.
     pub granularity: GranularityArg,
@@ -100,12 +100,7 @@ pub fn profiled(
 
 /// The model's own part of the flags.
 pub fn model_args(path: &Path, reading: &Reading<'_>) -> Result<ModelArgs, CliError> {
-    let mut shapes = Vec::new();
-    if !reading.shapes.is_empty() {
-        let inputs = trefoil_onnx::Model::load(path)?.inputs();
-        let has = |shape: &&Shape| inputs.iter().any(|input| input.name == shape.input);
-        shapes = reading.shapes.iter().filter(has).cloned().collect();
-    }
+    let shapes = shapes_for(path, reading.shapes)?;
     Ok(ModelArgs {
         model: path.to_owned(),
         shapes,
@@ -115,20 +110,44 @@ pub fn model_args(path: &Path, reading: &Reading<'_>) -> Result<ModelArgs, CliEr
     })
 }
 
+/// The names of a model's inputs.
+fn input_names(path: &Path) -> Result<Vec<String>, CliError> {
+    Ok(trefoil_onnx::Model::load(path)?.inputs().into_iter().map(|input| input.name).collect())
+}
+
+/// The shapes that are meant for the model in this file, by its own inputs' names.
+pub fn shapes_for(path: &Path, given: &[Shape]) -> Result<Vec<Shape>, CliError> {
+    if given.is_empty() { Ok(Vec::new()) } else { Ok(shapes_of(&model_name(path), &input_names(path)?, given)) }
+}
+
+/// The shapes meant for the model of this name with these inputs. `INPUT=…` is for every model that has such an input; `MODEL/INPUT=…`
+/// is for that model and wins, because two models may call inputs of different shapes by the same name.
+fn shapes_of(model: &str, inputs: &[String], given: &[Shape]) -> Vec<Shape> {
+    let mut found: Vec<Shape> = Vec::new();
+    for input in inputs {
+        let qualified = format!("{model}/{input}");
+        let shape = given.iter().find(|shape| shape.input == qualified);
+        let shape = shape.or_else(|| given.iter().find(|shape| shape.input == *input));
+        found.extend(shape.map(|shape| Shape { input: input.clone(), extents: shape.extents.clone() }));
+    }
+    found
+}
+
 /// Every shape must be for some model.
-fn check_shapes(paths: &[PathBuf], shapes: &[Shape]) -> Result<(), CliError> {
+pub fn check_shapes(paths: &[PathBuf], shapes: &[Shape]) -> Result<(), CliError> {
     if shapes.is_empty() {
         return Ok(());
     }
     let mut known = Vec::new();
     for path in paths {
-        known.extend(trefoil_onnx::Model::load(path)?.inputs().into_iter().map(|input| input.name));
+        let model = model_name(path);
+        known.extend(input_names(path)?.into_iter().map(|input| (format!("{model}/{input}"), input)));
     }
-    match shapes.iter().find(|shape| !known.contains(&shape.input)) {
+    match shapes.iter().find(|shape| !known.iter().any(|(full, input)| [full, input].contains(&&shape.input))) {
         Some(shape) => Err(CliError::Usage(format!(
             "--shape names input `{}`, which none of the models has; they have {}",
             shape.input,
-            known.join(", ")
+            known.iter().map(|(full, _)| full.as_str()).collect::<Vec<_>>().join(", ")
         ))),
         None => Ok(()),
     }
@@ -200,4 +219,20 @@ pub fn segment_options(
         cache: Some(cache.to_owned()),
     };
     Ok(ProfileOptions { granularity, ..context::profile_options(&model, measure, strict)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_of_one_model_wins_over_that_of_all() {
+        let given: Vec<Shape> =
+            ["x=1,3,8,8", "b/x=1,3,4,4", "other=2"].iter().map(|text| text.parse().unwrap()).collect();
+        let inputs = ["x".to_owned(), "y".to_owned()];
+        let of = |model: &str| shapes_of(model, &inputs, &given);
+        assert_eq!(of("a"), [Shape { input: "x".to_owned(), extents: vec![1, 3, 8, 8] }]);
+        assert_eq!(of("b"), [Shape { input: "x".to_owned(), extents: vec![1, 3, 4, 4] }]);
+        assert_eq!(shapes_of("b", &["z".to_owned()], &given), []);
+    }
 }

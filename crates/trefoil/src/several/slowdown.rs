@@ -32,7 +32,7 @@ pub fn corun_ms(question: &Question) -> f64 {
 
 /// With how much care factors were measured, as the cache tells it apart.
 pub fn corun_class(ms: f64) -> String {
-    format!("models {ms} ms")
+    format!("models, work of lanes, {ms} ms")
 }
 
 /// Measures each model alone and beside all others, one per core; only where each can have a unit of its own.

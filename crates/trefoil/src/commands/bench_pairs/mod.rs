@@ -60,7 +60,7 @@ pub fn run(args: &BenchPairsArgs) -> Result<(), CliError> {
     }
     let (units, baseline_units) = candidate_units(&args.units)?;
     let reading = Reading {
-        shapes: &[],
+        shapes: &args.shapes,
         granularity: args.granularity,
         cache: args.cache.as_deref(),
         measure: &args.measure,
