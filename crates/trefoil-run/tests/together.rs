@@ -16,9 +16,9 @@ use trefoil_core::{
 };
 use trefoil_profile::StoreWriter;
 use trefoil_run::together::{
-    Activity, AdaptRule, Arrangement, Arrivals, Compiling, ContestOptions, Entrant, Equality, LoopLimit, Outputs,
-    Rounds, ServeOptions, ServeReport, Server, Situation, WatchRule, adapting_loop, closed_loop, contest, slowdown,
-    solo_outputs,
+    Activity, AdaptReport, AdaptRule, Arrangement, Arrivals, Compiling, ContestOptions, Entrant, Equality, LoopLimit,
+    Outputs, Rounds, ServeOptions, ServeReport, Server, Situation, WatchRule, adapting_loop, closed_loop, contest,
+    slowdown, solo_outputs,
 };
 use trefoil_run::{
     ExecutorOptions, ExtractedSegments, PreparedModelSource, PreparedSource, Reason, RunError, RunSampling,
@@ -360,27 +360,38 @@ fn a_hog_drives_the_loop_to_another_core() {
     let compiling =
         Compiling { graphs: &graphs, source: &source, find: &registry_units, options: &options, inputs: &inputs };
     let limit = LoopLimit { warmup: 20, rounds: u64::MAX, time: Duration::from_secs(6), stop: &NEVER };
-    let over = AtomicBool::new(false);
-    let report = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_secs(2));
-            let mut cores = rustix::thread::CpuSet::new();
-            cores.set(first_core as usize);
-            rustix::thread::sched_setaffinity(None, &cores).unwrap();
-            while !over.load(Ordering::Relaxed) {
-                std::hint::spin_loop();
-            }
-        });
-        let arrangement = |unit: &Unit| Arrangement { plan: whole_plan(&model.graph, unit), ordered: true };
-        let mut replan =
-            |situation: &Situation| situation.slow.contains_key(&first.address).then(|| arrangement(&second));
-        // Not tried again while the test lasts.
-        let rule = AdaptRule { patience: Duration::from_hours(1), ..AdaptRule::default() };
-        let report = adapting_loop(arrangement(&first), &compiling, &limit, rule, &mut replan);
-        over.store(true, Ordering::Relaxed);
-        report.unwrap()
-    });
-    let moved = report.adaptations.iter().find(|one| one.switch_ms.is_some()).expect("it moved");
+    let hogged = || {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_secs(2));
+                let mut cores = rustix::thread::CpuSet::new();
+                cores.set(first_core as usize);
+                rustix::thread::sched_setaffinity(None, &cores).unwrap();
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let arrangement = |unit: &Unit| Arrangement { plan: whole_plan(&model.graph, unit), ordered: true };
+            let mut replan =
+                |situation: &Situation| situation.slow.contains_key(&first.address).then(|| arrangement(&second));
+            // Not tried again while the test lasts.
+            let rule = AdaptRule { patience: Duration::from_hours(1), ..AdaptRule::default() };
+            let report = adapting_loop(arrangement(&first), &compiling, &limit, rule, &mut replan);
+            over.store(true, Ordering::Relaxed);
+            report.unwrap()
+        })
+    };
+    let left = |report: &AdaptReport| report.adaptations.iter().find(|one| one.switch_ms.is_some()).cloned();
+    // Something else on this machine may drive it away before the hog does; that attempt shows nothing.
+    let mut report = hogged();
+    for _ in 0..2 {
+        if left(&report).is_none_or(|moved| moved.at_seconds >= 1.5) {
+            break;
+        }
+        report = hogged();
+    }
+    let moved = left(&report).expect("it moved");
     assert!(moved.at_seconds >= 1.5 && moved.at_seconds < 5.0, "{moved:#?}");
     assert!(moved.slow.values().all(|factor| *factor >= WatchRule::default().factor), "{moved:#?}");
     assert_eq!(report.last.plan.units[0].address, second.address);
