@@ -1,12 +1,12 @@
 //! External data: finding, mapping and bounding the files that a model's constants lie in.
 
 use crate::OnnxError;
+use crate::files::open_regular;
 use crate::proto::TensorProto;
 use bytes::Bytes;
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
 /// External files smaller than this are identified by their contents, larger ones by size and modification time:
@@ -15,11 +15,8 @@ const HASHED_BELOW: u64 = 64 << 20;
 
 /// Maps a file read-only as shared bytes.
 pub(crate) fn map(path: &Path) -> std::io::Result<Bytes> {
-    let file = File::open(path)?;
+    let file = open_regular(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(std::io::Error::other("not a regular file"));
-    }
     if metadata.len() == 0 {
         return Ok(Bytes::new());
     }

@@ -1,10 +1,50 @@
-//! Writing files so that nobody ever sees half of one.
+//! Writing files so that nobody ever sees half of one; opening only what is a file.
 
 use crate::OnnxError;
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Opens a regular file for reading: a named pipe is not waited for, a device is not touched.
+///
+/// # Errors
+/// What the system refuses; anything but a regular file, by what it is.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    // Looked at before it is opened: opening a pipe waits, and opening a device may do something.
+    let about = fs::metadata(path)?;
+    if about.is_file() {
+        return File::open(path);
+    }
+    Err(io::Error::other(format!("it is {}; name a regular file", kind(about.file_type()))))
+}
+
+/// All bytes of a regular file.
+///
+/// # Errors
+/// As [`open_regular`].
+pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_regular(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(unix)]
+fn kind(of: fs::FileType) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    match of {
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_fifo() => "a named pipe",
+        kind if kind.is_socket() => "a socket",
+        kind if kind.is_char_device() || kind.is_block_device() => "a device",
+        _ => "no regular file",
+    }
+}
+
+#[cfg(not(unix))]
+fn kind(of: fs::FileType) -> &'static str {
+    if of.is_dir() { "a folder" } else { "no regular file" }
+}
 
 /// Creates `path` by writing a temporary file in the same folder and renaming it. On any error the temporary file is
 /// removed and `path` is left as it was.
@@ -62,6 +102,22 @@ fn temporary_name(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(unix)]
+    fn what_is_no_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for (path, what) in [(folder.path(), "a folder"), (&socket, "a socket"), (Path::new("/dev/zero"), "a device")] {
+            let message = read_regular(path).unwrap_err().to_string();
+            assert_eq!(message, format!("it is {what}; name a regular file"));
+        }
+        let file = folder.path().join("file");
+        fs::write(&file, b"contents").unwrap();
+        assert_eq!(read_regular(&file).unwrap(), b"contents");
+        assert_eq!(open_regular(&folder.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
 
     #[test]
     fn a_failed_write_leaves_nothing() {

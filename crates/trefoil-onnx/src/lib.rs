@@ -21,7 +21,7 @@ mod cache;
 mod error;
 mod external;
 mod extract;
-mod files;
+pub mod files;
 mod flops;
 mod fold;
 mod fuse;

@@ -4,9 +4,9 @@
 //! how `ml_dtypes` writes it), either byte order, C and Fortran order, stored or deflated archives. Not read: structured, string and
 //! object arrays (an object array is a pickle, which could run code).
 
+use crate::files::open_regular;
 use crate::{OnnxError, files};
 use std::collections::HashSet;
-use std::fs::File;
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
 use trefoil_core::{DataType, HostTensor, TensorInfo};
@@ -20,7 +20,7 @@ const HEADER_ALIGNMENT: usize = 64;
 /// # Errors
 /// [`OnnxError::Io`] and [`OnnxError::Npz`].
 pub fn read_npz(path: &Path) -> Result<Vec<HostTensor>, OnnxError> {
-    let file = File::open(path).map_err(|error| OnnxError::io(path, &error))?;
+    let file = open_regular(path).map_err(|error| OnnxError::io(path, &error))?;
     let bad = |reason: String| OnnxError::Npz { path: path.display().to_string(), reason };
     let mut archive =
         zip::ZipArchive::new(BufReader::new(file)).map_err(|error| bad(format!("no npz archive: {error}")))?;
@@ -43,7 +43,7 @@ pub fn read_npz(path: &Path) -> Result<Vec<HostTensor>, OnnxError> {
 /// # Errors
 /// [`OnnxError::Io`] and [`OnnxError::Npz`].
 pub fn read_npy(path: &Path) -> Result<HostTensor, OnnxError> {
-    let file = File::open(path).map_err(|error| OnnxError::io(path, &error))?;
+    let file = open_regular(path).map_err(|error| OnnxError::io(path, &error))?;
     let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     parse(BufReader::new(file), &name).map_err(|reason| OnnxError::Npz { path: path.display().to_string(), reason })
 }

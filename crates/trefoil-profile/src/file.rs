@@ -29,6 +29,7 @@ use std::io::Write;
 use std::path::Path;
 use trefoil_core::profile::{PROFILE_FORMAT, PROFILE_VERSION};
 use trefoil_core::{CoreError, Machine, Measurement, Profile};
+use trefoil_onnx::files::read_regular;
 
 /// Writes a profile: to a temporary file in the same folder, then renamed.
 pub fn save_profile(profile: &Profile, path: &Path) -> Result<(), ProfileError> {
@@ -76,7 +77,7 @@ pub fn write_atomically(
 /// [`ProfileError::Io`] when unreadable, [`ProfileError::Format`] when it is no profile, [`ProfileError::Core`] when its
 /// version is another one or its contents contradict each other.
 pub fn load_profile(path: &Path) -> Result<Profile, ProfileError> {
-    let text = std::fs::read(path).map_err(ProfileError::io("read", path))?;
+    let text = read_regular(path).map_err(ProfileError::io("read", path))?;
     let broken = |reason: String| ProfileError::Format { path: path.to_owned(), what: "trefoil profile", reason };
     // Format and version first: a newer file may have other fields, and the message should say so.
     let value: Value = serde_json::from_slice(&text).map_err(|error| {

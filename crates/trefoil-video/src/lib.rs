@@ -25,6 +25,7 @@ pub mod stream;
 pub mod synthetic;
 pub mod tensors;
 pub mod text;
+mod threads;
 pub mod vae;
 
 pub use calibrate::{Calibration, CalibrationClip};

@@ -7,6 +7,7 @@ use crate::sampler::Sampler;
 use crate::tensors::write_atomically;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use trefoil_kernels::FloatWeights;
 use trefoil_weights::quantise::{MatrixSource, Orientation, quantise};
 use trefoil_weights::{FloatType, PackOptions, PackProgress, PackReport, RuleSet};
@@ -23,6 +24,8 @@ pub struct VideoPackOptions {
     pub sampler: Option<Sampler>,
     /// Largest region that the target platform maps, in bytes.
     pub region_limit: Option<u64>,
+    /// Packing ends once it is true; see [`PackOptions::stop`].
+    pub stop: Option<&'static AtomicBool>,
 }
 
 /// Where an artefact's float weights are: written beside it as `NAME.checkpoint.json`, so that `f32` finds them. It is not in
@@ -62,6 +65,7 @@ pub fn pack_video(
         rules: Some(RuleSet::wan()),
         extra_sources: options.checkpoint.adapters.clone(),
         region_limit: options.region_limit,
+        stop: options.stop,
         adapter_scaling: record.adapter.as_ref().map(|scaling| f64::from(scaling.default)),
         metadata: serde_json::Map::from_iter([(RECORD_KEY.to_string(), json)]),
         ..PackOptions::default()

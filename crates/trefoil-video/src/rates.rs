@@ -7,6 +7,7 @@ use crate::noise::torch_normals;
 use crate::schedule::Piece;
 use crate::stream::Cost;
 use crate::tensors::Tensor;
+use crate::threads::{OnDrop, panicked};
 use serde::Serialize;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -170,6 +171,8 @@ fn measure_together(
             .map(|lane| {
                 let (barrier, unfinished, failed) = (&barrier, &unfinished, &failed);
                 scope.spawn(move || {
+                    // The others must not go on for this one's sake, neither after an error nor after a panic.
+                    let gone = OnDrop::new(|| failed.store(true, Ordering::Release));
                     barrier.wait();
                     let mut values = Vec::new();
                     let mut count = 0usize;
@@ -185,15 +188,15 @@ fn measure_together(
                         // Go on so that the others stay under load.
                         unfinished.load(Ordering::Acquire) > 0 && !failed.load(Ordering::Acquire)
                     });
-                    if ran.is_err() {
-                        // The others must not wait for this one.
-                        failed.store(true, Ordering::Release);
+                    if ran.is_ok() {
+                        gone.disarm();
                     }
                     ran.map(|()| values)
                 })
             })
             .collect();
-        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| panicked())).collect()
+        let ended = workers.into_iter().map(|worker| worker.join());
+        ended.map(|ended| ended.unwrap_or_else(|cause| Err(panicked("rates", &*cause)))).collect()
     })
 }
 
@@ -245,10 +248,6 @@ fn rate_of(
         corun_ms: together.map(all).transpose()?,
         experts: each.collect::<Result<_, VideoError>>()?,
     })
-}
-
-fn panicked() -> Result<Vec<Timed>, VideoError> {
-    Err(VideoError::Engine { engine: "rates".to_string(), reason: "a measuring thread panicked".to_string() })
 }
 
 fn summary(mut values: Vec<f64>) -> Result<Samples, VideoError> {

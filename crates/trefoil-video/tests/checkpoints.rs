@@ -221,7 +221,7 @@ fn an_ordinary_lora_file_acts_as_if_it_were_merged() {
     assert!(relative < 2e-6, "{relative:e}");
     // Packed, the same model is near it.
     let output = base_folder.path().join("a.trefoil");
-    let pack = VideoPackOptions { checkpoint: options, sampler: Some(sampler(1)), region_limit: None };
+    let pack = VideoPackOptions { checkpoint: options, sampler: Some(sampler(1)), ..VideoPackOptions::default() };
     pack_video(&base_folder.path().join("model.safetensors"), &output, &pack, |_| {}).unwrap();
     let packed = Arc::new(Model::open(&output).unwrap());
     assert_eq!(packed.record().experts[1].name, "adapter");

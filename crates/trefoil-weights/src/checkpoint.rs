@@ -1,21 +1,25 @@
-//! Reading checkpoints: safetensors, one file or several with an index, in windows of a file mapping.
+//! Reading checkpoints: safetensors, one file or several with an index, in windows.
 //!
-//! Only headers are read eagerly. Tensor bytes are mapped in windows and unmapped again, so reading a model costs the
-//! memory of one window. Names, lengths and offsets of the files are untrusted and checked before use.
+//! Only headers are read eagerly. Tensor bytes are read in windows that are given back, so reading a model costs the
+//! memory of one window. Names, lengths and offsets of the files are untrusted and checked before use. Nothing is mapped: a file
+//! that another process cuts short or writes to while it is read is an error ([`WeightsError::Changed`]).
 //!
 //! PyTorch's own files (`.pth`) are read too, without running what is in them.
 
 mod torch;
 
+use crate::files::{Stamp, open_regular, read_at};
 use crate::{FloatType, WeightsError};
-use memmap2::{Mmap, MmapOptions};
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
 /// Directories of a pipeline checkpoint that hold the denoiser.
 const PIPELINE_FOLDERS: [&str; 1] = ["transformer"];
+/// Largest header of a safetensors file, in bytes; the format's own limit.
+const MAX_HEADER: u64 = 100_000_000;
 /// Largest shard index file that is read, in bytes.
 const MAX_SHARD_INDEX: u64 = 64 << 20;
 
@@ -54,10 +58,18 @@ impl SourceTensor {
     }
 }
 
+/// A file of a checkpoint, and how it was when it was opened.
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    file: File,
+    stamp: Stamp,
+}
+
 /// An open checkpoint: one or more safetensors files.
 #[derive(Debug)]
 pub struct Checkpoint {
-    files: Vec<(PathBuf, File)>,
+    files: Vec<OpenFile>,
     tensors: BTreeMap<String, SourceTensor>,
     config: Option<serde_json::Value>,
 }
@@ -84,9 +96,9 @@ impl Checkpoint {
     /// # Errors
     /// A process that may open no more files.
     pub fn try_clone(&self) -> Result<Checkpoint, WeightsError> {
-        let files = self.files.iter().map(|(path, file)| {
+        let files = self.files.iter().map(|OpenFile { path, file, stamp }| {
             let file = file.try_clone().map_err(WeightsError::io("open", path))?;
-            Ok((path.clone(), file))
+            Ok(OpenFile { path: path.clone(), file, stamp: *stamp })
         });
         Ok(Checkpoint {
             files: files.collect::<Result<_, WeightsError>>()?,
@@ -107,7 +119,7 @@ impl Checkpoint {
 
     /// The files, in the order read.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.files.iter().map(|(path, _)| path.as_path())
+        self.files.iter().map(|file| file.path.as_path())
     }
 
     /// The `config.json` beside the weights, if there is one and it is JSON.
@@ -115,53 +127,44 @@ impl Checkpoint {
         self.config.as_ref()
     }
 
-    /// Maps `len` bytes of a tensor from byte `start` of it on. Unmapped when the result is dropped.
+    /// Whether the open files are as they were when they were opened. Writing to them or cutting them is noticed by their length and
+    /// time of change (so not within a tick of the file system's clock); another file under their name is none of theirs.
     ///
     /// # Errors
-    /// A window outside the tensor, or a mapping that the system refuses.
+    /// [`WeightsError::Changed`] with the first that is not.
+    pub fn check_unchanged(&self) -> Result<(), WeightsError> {
+        self.files.iter().try_for_each(|OpenFile { path, file, stamp }| stamp.check(path, file))
+    }
+
+    /// Reads `len` bytes of a tensor from byte `start` of it on.
+    ///
+    /// # Errors
+    /// A window outside the tensor, a file that became shorter, whatever the system refuses.
     pub fn window(&self, tensor: &SourceTensor, start: u64, len: u64) -> Result<TensorWindow, WeightsError> {
-        let (path, file) = &self.files[tensor.file];
+        let OpenFile { path, file, .. } = &self.files[tensor.file];
         if start.checked_add(len).is_none_or(|end| end > tensor.bytes) {
             return Err(WeightsError::Tensor {
                 tensor: tensor.name.clone(),
                 reason: format!("a window of {len} bytes at {start} does not lie in its {} bytes", tensor.bytes),
             });
         }
-        if len == 0 {
-            return Ok(TensorWindow(None));
-        }
-        let mut options = MmapOptions::new();
-        options.offset(tensor.offset + start).len(len as usize).populate();
-        // SAFETY: the mapping is private to this window and only read. A checkpoint that another process truncates
-        // while it is packed raises SIGBUS, which no reader of a mapping can prevent; the module docs say so.
-        let map = unsafe { options.map(file) }.map_err(WeightsError::io("map", path))?;
-        Ok(TensorWindow(Some(map)))
+        read_at(path, file, tensor.offset + start, len as usize).map(TensorWindow)
     }
 
     /// Reads the header of one file and adds its tensors.
     fn add_file(&mut self, path: &Path) -> Result<(), WeightsError> {
-        let file = File::open(path).map_err(WeightsError::io("open", path))?;
+        let file = open_regular(path)?;
+        let stamp = Stamp::of(path, &file)?;
         if path.extension().is_some_and(|extension| extension == "pth" || extension == "pt" || extension == "bin") {
             let number = self.files.len();
             for torch::TorchTensor { name, dtype, shape, bytes, offset } in torch::read(path, &file)? {
                 self.add(path, SourceTensor { name, dtype, shape, bytes, file: number, offset })?;
             }
-            self.files.push((path.to_path_buf(), file));
+            self.files.push(OpenFile { path: path.to_path_buf(), file, stamp });
             return Ok(());
         }
-        let length = file.metadata().map_err(WeightsError::io("inspect", path))?.len();
-        if length < 8 {
-            return Err(WeightsError::checkpoint(path, format!("{length} bytes are no safetensors file")));
-        }
-        // SAFETY: read-only, dropped at the end of this function; see `window` about truncation.
-        let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
-        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| {
-            WeightsError::checkpoint(
-                path,
-                format!("not a valid safetensors file ({error}); download or convert it again"),
-            )
-        })?;
-        let data_start = header as u64 + 8;
+        let length = stamp.bytes();
+        let (data_start, metadata) = read_header(path, &file, length)?;
         let number = self.files.len();
         for (name, info) in metadata.tensors() {
             let (begin, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
@@ -184,15 +187,14 @@ impl Checkpoint {
             };
             self.add(path, tensor)?;
         }
-        drop(map);
-        self.files.push((path.to_path_buf(), file));
+        self.files.push(OpenFile { path: path.to_path_buf(), file, stamp });
         Ok(())
     }
 
     fn add(&mut self, path: &Path, tensor: SourceTensor) -> Result<(), WeightsError> {
         let name = tensor.name.clone();
         if let Some(twin) = self.tensors.insert(name.clone(), tensor) {
-            let other = self.files.get(twin.file).map_or(path, |(path, _)| path.as_path());
+            let other = self.files.get(twin.file).map_or(path, |file| file.path.as_path());
             return Err(WeightsError::checkpoint(
                 path,
                 format!("tensor `{name}` is also in {}; give each tensor once", other.display()),
@@ -202,14 +204,35 @@ impl Checkpoint {
     }
 }
 
-/// A mapped piece of a tensor.
+/// Where the data of a safetensors file of `length` bytes begins, and what tensors it has.
+fn read_header(path: &Path, file: &File, length: u64) -> Result<(u64, Metadata), WeightsError> {
+    let invalid = |reason: String| {
+        WeightsError::checkpoint(path, format!("not a valid safetensors file ({reason}); download or convert it again"))
+    };
+    if length < 8 {
+        return Err(WeightsError::checkpoint(path, format!("{length} bytes are no safetensors file")));
+    }
+    let size = read_at(path, file, 0, 8)?.try_into().map_or(u64::MAX, u64::from_le_bytes);
+    if size > MAX_HEADER || size + 8 > length {
+        return Err(invalid(format!("a header of {size} bytes in {length}")));
+    }
+    let text = read_at(path, file, 8, size as usize)?;
+    let metadata: Metadata = serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
+    let (start, data) = (size + 8, metadata.data_len() as u64);
+    if start.checked_add(data) != Some(length) {
+        return Err(invalid(format!("its tensors take {data} bytes and {} are there", length - start)));
+    }
+    Ok((start, metadata))
+}
+
+/// A piece of a tensor.
 #[derive(Debug)]
-pub struct TensorWindow(Option<Mmap>);
+pub struct TensorWindow(Vec<u8>);
 
 impl TensorWindow {
     /// The bytes, little-endian elements without any alignment promise.
     pub fn bytes(&self) -> &[u8] {
-        self.0.as_deref().unwrap_or(&[])
+        &self.0
     }
 }
 
@@ -217,6 +240,8 @@ impl TensorWindow {
 fn locate(path: &Path) -> Result<(Vec<PathBuf>, PathBuf), WeightsError> {
     let kind = std::fs::metadata(path).map_err(WeightsError::io("open", path))?;
     if !kind.is_dir() {
+        // Neither waited for nor read, whatever its name ends in.
+        open_regular(path)?;
         let folder = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
         let is_index = path.extension().is_some_and(|extension| extension == "json");
         return Ok((if is_index { shards(path)? } else { vec![path.to_path_buf()] }, folder));
@@ -268,11 +293,12 @@ fn shards(index: &Path) -> Result<Vec<PathBuf>, WeightsError> {
     struct ShardIndex {
         weight_map: BTreeMap<String, String>,
     }
-    let length = std::fs::metadata(index).map_err(WeightsError::io("inspect", index))?.len();
+    let file = open_regular(index)?;
+    let length = file.metadata().map_err(WeightsError::io("inspect", index))?.len();
     if length > MAX_SHARD_INDEX {
         return Err(WeightsError::checkpoint(index, format!("an index of {length} bytes is above {MAX_SHARD_INDEX}")));
     }
-    let text = std::fs::read(index).map_err(WeightsError::io("read", index))?;
+    let text = read_at(index, &file, 0, length as usize)?;
     let parsed: ShardIndex = serde_json::from_slice(&text)
         .map_err(|error| WeightsError::checkpoint(index, format!("not a safetensors index ({error})")))?;
     let folder = index.parent().map_or_else(PathBuf::new, Path::to_path_buf);
@@ -312,7 +338,9 @@ fn read_config(folder: &Path, source: &Path) -> Option<serde_json::Value> {
     let stem = source.file_name().and_then(|name| name.to_str()).and_then(|name| name.split('.').next());
     let named = stem.map(|stem| folder.join(format!("{stem}.config.json")));
     [Some(folder.join("config.json")), named].into_iter().flatten().find_map(|path| {
-        let length = std::fs::metadata(&path).ok()?.len();
-        (length <= 1 << 20).then(|| std::fs::read(&path).ok())?.and_then(|text| serde_json::from_slice(&text).ok())
+        let file = open_regular(&path).ok()?;
+        let length = file.metadata().ok()?.len();
+        let text = (length <= 1 << 20).then(|| read_at(&path, &file, 0, length as usize))?.ok()?;
+        serde_json::from_slice(&text).ok()
     })
 }

@@ -26,6 +26,17 @@ pub enum WeightsError {
         /// What is wrong and what to do.
         reason: String,
     },
+    /// A file that another process changed while it was read.
+    #[error("{} {how} while it was read; leave it as it is until the command ends, and start again", path.display())]
+    Changed {
+        /// File.
+        path: PathBuf,
+        /// What happened to it.
+        how: &'static str,
+    },
+    /// The caller asked to stop.
+    #[error("packing was stopped; nothing was written")]
+    Stopped,
     /// A weight that no scale can represent.
     #[error(
         "tensor `{tensor}` holds {value} at row {row}, column {column} of its {d_in}×{d_out} matrix (input × output); the checkpoint is damaged or not finished, pack a finite one"

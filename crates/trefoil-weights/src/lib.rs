@@ -8,6 +8,7 @@
 pub mod artefact;
 pub mod checkpoint;
 mod error;
+pub mod files;
 mod float;
 pub mod memory;
 pub mod pack;

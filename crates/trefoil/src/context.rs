@@ -198,6 +198,15 @@ fn target(path: &Path) -> Option<PathBuf> {
     }
 }
 
+/// All bytes of a file that the user named; not of a pipe, which would be waited for, or of a device.
+pub fn read_file(path: &Path) -> Result<Vec<u8>, CliError> {
+    trefoil_onnx::files::read_regular(path).map_err(|source| CliError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+    })
+}
+
 /// Writes `text` to `path` under a temporary name and renames it.
 pub fn write_text(path: &Path, text: &str) -> Result<(), CliError> {
     Ok(trefoil_profile::file::write_atomically(path, |mut file| file.write_all(text.as_bytes()))?)

@@ -80,9 +80,12 @@ impl CliError {
         use trefoil_run::RunError;
         use trefoil_video::VideoError;
         use trefoil_video::vae::VaeError;
+        use trefoil_weights::WeightsError;
         match self {
             Self::Profile(ProfileError::Interrupted { .. })
             | Self::Video(VideoError::Interrupted { .. })
+            | Self::Video(VideoError::Weights(WeightsError::Stopped))
+            | Self::Weights(WeightsError::Stopped)
             | Self::Vae(VaeError::Stopped) => 130,
             Self::Stream { source, .. } if matches!(**source, VideoError::Interrupted { .. }) => 130,
             Self::Profile(ProfileError::Strict { .. }) | Self::Run(RunError::Strict { .. }) => 4,

@@ -241,3 +241,45 @@ fn a_usage_error_is_one_line_and_help_is_help() {
     space.run(["run", "--help"]);
     space.run(["--version"]);
 }
+
+/// Nobody writes into the pipe: a command that opened it would wait for ever.
+#[test]
+#[cfg(unix)]
+fn pipes_folders_and_devices_are_refused_at_once() {
+    let space = Workspace::with_model();
+    space.run(["profile", "small.onnx", "-u", "rten:CPU", "--quick", "--no-refine", "-o", "p.json"]);
+    for name in ["pipe", "pipe.safetensors", "pipe.onnx", "pipe.npz"] {
+        rustix::fs::mknodat(rustix::fs::CWD, space.path(name), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    }
+    fs::create_dir(space.path("folder")).unwrap();
+    for (what, name) in [("a named pipe", "pipe"), ("a folder", "folder"), ("a device", "/dev/null")] {
+        for command in [
+            &["weights", "info", "X"][..],
+            &["weights", "verify", "X"],
+            &["video", "info", "X"],
+            &["inspect", "X"],
+            &["plan", "X"],
+            &["explain", "X"],
+            &["pipeline", "--problem", "X"],
+            &["run", "X", "--plan", "p.json"],
+            &["run", "small.onnx", "--plan", "X"],
+            &["plan", "p.json", "--workload", "X"],
+        ] {
+            let command: Vec<&str> = command.iter().map(|&word| if word == "X" { name } else { word }).collect();
+            let message = space.fails(&command, 2);
+            assert!(message.contains(&format!("{name}: it is {what}; name a regular file")), "{command:?}: {message}");
+            assert_eq!(message.trim_end().lines().count(), 1, "{message}");
+        }
+    }
+    for command in [
+        &["weights", "pack", "pipe.safetensors", "-o", "o.trefoil"][..],
+        &["video", "pack", "pipe.safetensors", "-o", "o.trefoil"],
+        &["video", "encode", ".", "pipe", "-o", "t.safetensors"],
+        &["video", "decode", ".", "--latent", "pipe.safetensors:latent", "-o", "c.png"],
+        &["profile", "pipe.onnx", "-u", "rten:CPU", "-o", "q.json"],
+        &["profile", "small.onnx", "--input", "pipe.npz", "-u", "rten:CPU", "-o", "q.json"],
+    ] {
+        let message = space.fails(command, 2);
+        assert_eq!(message.trim_end().lines().count(), 1, "{message}");
+    }
+}

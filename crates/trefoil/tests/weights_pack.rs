@@ -47,3 +47,53 @@ fn an_output_that_is_read_or_is_no_file_is_refused() {
     assert_eq!(fs::read(at("one.safetensors")).unwrap(), before);
     assert!(at("shards/m-1.safetensors").is_file());
 }
+
+/// A checkpoint of matrices of zeros that take no room on disk, and take long enough to pack that a signal comes in time.
+#[cfg(unix)]
+fn large_checkpoint(path: &Path) {
+    use std::io::Write;
+    const SIDE: u64 = 8192;
+    const BLOCKS: u64 = 8;
+    let bytes = 4 * SIDE * SIDE;
+    let entries: Vec<String> = (0..BLOCKS)
+        .map(|block| {
+            let (name, from) = (format!("blocks.{block}.attn1.to_q.weight"), block * bytes);
+            format!(r#""{name}":{{"dtype":"F32","shape":[{SIDE},{SIDE}],"data_offsets":[{from},{}]}}"#, from + bytes)
+        })
+        .collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let mut file = fs::File::create(path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len(8 + header.len() as u64 + BLOCKS * bytes).unwrap();
+}
+
+#[test]
+#[cfg(unix)]
+fn a_signal_ends_packing_and_leaves_nothing() {
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::time::Duration;
+    let folder = tempfile::tempdir().unwrap();
+    large_checkpoint(&folder.path().join("m.safetensors"));
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut packing = Command::new(env!("CARGO_BIN_EXE_trefoil"))
+            .current_dir(folder.path())
+            .args(["weights", "pack", "m.safetensors", "-o", "m.trefoil"])
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Once its temporary file is there, so is its handler.
+        while folder.path().read_dir().unwrap().count() < 2 && packing.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        kill_process(Pid::from_child(&packing), signal).unwrap();
+        let done = packing.wait_with_output().unwrap();
+        let told = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(
+            (done.status.code(), told.as_str()),
+            (Some(130), "error: packing was stopped; nothing was written\n")
+        );
+        let left: Vec<_> = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["m.safetensors"]);
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::values::Values;
 use crate::KernelError;
+use std::ops::Range;
 
 /// One frame of features, channels last (`[height][width][channels]`), inside a border of one zero pixel.
 ///
@@ -51,6 +52,20 @@ impl Frame {
             }
         }
         Ok(frame)
+    }
+
+    /// These rows and columns as a frame of their own, in a border of zeros; what lies outside the frame is left out.
+    #[must_use]
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Frame {
+        let within =
+            |span: Range<usize>, side: usize| span.start.min(side)..span.end.min(side).max(span.start.min(side));
+        let (rows, columns) = (within(rows, self.height), within(columns, self.width));
+        let mut part = Frame::new(rows.len(), columns.len(), self.channels);
+        for (y, row) in rows.enumerate() {
+            let line = self.row(row);
+            part.row_mut(y).copy_from_slice(&line[columns.start * self.channels..columns.end * self.channels]);
+        }
+        part
     }
 
     /// Rows of pixels.
@@ -155,6 +170,18 @@ mod tests {
             error.to_string(),
             "frame: a plane is 6 values but the frame is 2×2; there must be one value per pixel"
         );
+    }
+
+    #[test]
+    fn a_part_has_its_own_border() {
+        let planes: Vec<f32> = (1..=24u8).map(f32::from).collect();
+        let frame = Frame::from_planes(3, 4, 2, |channel| &planes[channel * 12..][..12]).unwrap();
+        let part = frame.part(1..3, 1..3);
+        assert_eq!((part.height(), part.width(), part.channels()), (2, 2, 2));
+        assert_eq!((part.row(0), part.row(1)), (&[6.0, 18.0, 7.0, 19.0][..], &[10.0, 22.0, 11.0, 23.0][..]));
+        let inside: f32 = part.row(0).iter().chain(part.row(1)).sum();
+        assert_eq!(part.data().iter().sum::<f32>().to_bits(), inside.to_bits());
+        assert_eq!(frame.part(0..9, 0..9).data(), frame.data());
     }
 
     #[test]

@@ -10,9 +10,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use trefoil_weights::RuleSet;
 use trefoil_weights::checkpoint::{Checkpoint, SourceTensor, SourceType};
+use trefoil_weights::files::open_regular;
 
 /// Largest configuration file that is read, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
@@ -346,11 +348,13 @@ fn list(names: &[String]) -> String {
 
 fn read_config(path: &Path, checkpoint: &Checkpoint, given: Option<&Path>) -> Result<DitConfig, VideoError> {
     if let Some(file) = given {
-        let length = std::fs::metadata(file).map_err(VideoError::io("open", file))?.len();
+        let mut opened = open_regular(file)?;
+        let length = opened.metadata().map_err(VideoError::io("open", file))?.len();
         if length > MAX_CONFIG {
             return Err(VideoError::config(format!("{length} bytes are above {MAX_CONFIG}")).in_file(file));
         }
-        let text = std::fs::read(file).map_err(VideoError::io("read", file))?;
+        let mut text = Vec::new();
+        opened.read_to_end(&mut text).map_err(VideoError::io("read", file))?;
         let json: Value = serde_json::from_slice(&text)
             .map_err(|error| VideoError::config(format!("not JSON ({error})")).in_file(file))?;
         return DitConfig::from_json(&json).map_err(|error| error.in_file(file));

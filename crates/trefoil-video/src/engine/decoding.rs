@@ -128,11 +128,11 @@ impl EngineDecoder {
         self.engine.kernels()
     }
 
-    /// Memory that a clip of latents of `height` × `width` takes.
+    /// Memory that decoding a latent of `[frames, height, width]` takes.
     ///
     /// # Errors
-    /// As [`VaeDecoder::memory`].
-    pub fn memory(&self, height: usize, width: usize) -> Result<DecoderMemory, VaeError> {
-        self.decoder.memory(height, width, self.engine.threads())
+    /// As [`VaeDecoder::clip_memory`].
+    pub fn memory(&self, latent: [usize; 3]) -> Result<DecoderMemory, VaeError> {
+        self.decoder.clip_memory(latent, self.engine.threads())
     }
 }

@@ -14,7 +14,7 @@ pub use cpu::CpuEngine;
 pub use decoding::{DecoderEngine, EngineDecoder, OnCores};
 pub use opencl::{HeteroTensorEngine, OpenClEngine, WeightBuffers, choose_device, is_on_cores};
 pub use shaped::{Shape, ShapedEngine, stand_in};
-pub use spec::{EngineKind, EngineSpec, allowed_cores, parse_engines};
+pub use spec::{EngineKind, EngineList, EngineSpec, allowed_cores, parse_engines};
 
 use crate::denoise::Clip;
 use crate::schedule::Piece;

@@ -161,7 +161,27 @@ fn parse_shape(text: &str) -> Option<Shape> {
     Some(Shape { solo: time(solo)?, corun: time(corun)? })
 }
 
-/// Parses `cpu@0,cpu@1`: one engine or two, in the order they take the trajectory.
+/// `cpu@0,cpu@1`: one engine or two, in the order they take the trajectory; parsed once, where a command reads its arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineList(pub Vec<EngineSpec>);
+
+impl FromStr for EngineList {
+    type Err = VideoError;
+
+    fn from_str(text: &str) -> Result<EngineList, VideoError> {
+        parse_engines(text).map(EngineList)
+    }
+}
+
+impl std::ops::Deref for EngineList {
+    type Target = [EngineSpec];
+
+    fn deref(&self) -> &[EngineSpec] {
+        &self.0
+    }
+}
+
+/// Parses an [`EngineList`].
 ///
 /// # Errors
 /// Unknown engines, none or more than two, two on the same core.

@@ -5,9 +5,8 @@
 //! piece, which another process then computes from the same state, with the same result.
 
 use super::channel::{receive, send};
-use super::owner::{
-    Failure, SHARING, SharedModel, Started, WorkerCommand, described, died, ended, failed, sharing, start,
-};
+use super::owner::{SharedModel, WorkerCommand};
+use super::start::{Failure, SHARING, Started, described, died, ended, failed, sharing, start};
 use super::worker::refuse;
 use super::{Order, Reply, unexpected};
 use crate::denoise::{Clip, Lane};

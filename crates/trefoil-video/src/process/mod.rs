@@ -23,6 +23,7 @@ mod channel;
 mod engine;
 mod owner;
 pub mod slot;
+mod start;
 mod worker;
 
 pub use engine::{Death, ProcessEngine, ProcessStatus};

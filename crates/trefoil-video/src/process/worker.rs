@@ -2,6 +2,7 @@
 
 use super::channel::{receive, send};
 use super::slot::Slot;
+use super::start::SHARING;
 use super::{Order, PROTOCOL, Reply, Setup};
 use crate::calibrate::Calibration;
 use crate::denoise::{Clip, Event, Lane};
@@ -14,11 +15,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 use trefoil_weights::share::{Expectation, receive as receive_regions};
-
-/// How long the owner may take to pass its descriptors.
-pub(super) const SHARING: Duration = Duration::from_mins(1);
 
 /// Body of a worker process; its standard input is the socket to the owner.
 pub fn worker_main() -> ExitCode {

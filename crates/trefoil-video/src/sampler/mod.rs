@@ -5,7 +5,9 @@ mod unipc;
 use crate::VideoError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::io::Read as _;
 use std::path::Path;
+use trefoil_weights::files::open_regular;
 pub use unipc::History;
 
 /// Training timesteps of the flow schedule: t = 1000·σ.
@@ -156,11 +158,13 @@ impl Sampler {
     /// # Errors
     /// A file that cannot be read or is neither, and what [`Sampler::check`] refuses.
     pub fn read(path: &Path) -> Result<Sampler, VideoError> {
-        let length = std::fs::metadata(path).map_err(VideoError::io("open", path))?.len();
+        let mut file = open_regular(path)?;
+        let length = file.metadata().map_err(VideoError::io("open", path))?.len();
         if length > MAX_FILE {
             return Err(VideoError::sampler(format!("{length} bytes are above {MAX_FILE}")).in_file(path));
         }
-        let text = std::fs::read(path).map_err(VideoError::io("read", path))?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).map_err(VideoError::io("read", path))?;
         serde_json::from_slice(&text)
             .map_err(|error| VideoError::sampler(format!("not JSON ({error})")))
             .and_then(|json| Sampler::from_json(&json))

@@ -4,7 +4,7 @@
 //! Equation 4 of HeteroVDiff is the period of an endless stream. One of a few clips also fills and drains, and whoever is left over works
 //! without a neighbour; what is measured of it is compared with what is forecast for just as many clips.
 
-use super::LastStageOn;
+use super::{LastStageOn, Span, Work};
 use crate::denoise::Clip;
 use crate::rates::EngineRate;
 use crate::schedule::Trajectory;
@@ -71,6 +71,8 @@ pub enum Division {
 pub struct Forecast {
     /// Begin and end of every clip, in the order of their ends.
     pub clips: Vec<[f64; 2]>,
+    /// What the lanes do, as in a [`super::StreamReport`]; clips are numbered in the order of their beginnings.
+    pub spans: Vec<Span>,
 }
 
 impl Forecast {
@@ -96,11 +98,13 @@ pub fn forecast(lanes: &[LaneCosts], division: Division, clips: usize) -> Foreca
         between: VecDeque::new(),
         ready: None,
         ended: Vec::new(),
+        spans: Vec::new(),
+        open: [None; 2],
         work: [VecDeque::new(), VecDeque::new()],
         now: 0.0,
     };
     while play.step() {}
-    Forecast { clips: play.ended }
+    Forecast { clips: play.ended, spans: play.spans }
 }
 
 /// What a piece of work is followed by.
@@ -110,15 +114,34 @@ enum Then {
     More,
     /// The clip goes to the other lane.
     HandOver(usize),
-    /// The clip is there.
+    /// The clip, which this lane made or went on with, is there.
     End(usize),
+    /// A clip of the other lane is there, whose last stage is this one's work.
+    EndForOther(usize),
 }
 
 /// Work of a lane; costs are what is left of it.
 #[derive(Debug, Clone, Copy)]
 struct Task {
     left: Cost,
+    is_block: bool,
+    /// When the lane turned to it.
+    begun: Option<f64>,
     then: Then,
+}
+
+impl Task {
+    fn new(left: Cost, then: Then) -> Task {
+        Task { left, is_block: false, begun: None, then }
+    }
+}
+
+/// Blocks of a clip that a lane is busy with.
+#[derive(Debug, Clone, Copy)]
+struct OpenSpan {
+    clip: usize,
+    start_ms: f64,
+    blocks: usize,
 }
 
 struct Play<'a> {
@@ -132,6 +155,8 @@ struct Play<'a> {
     /// A clip that the first lane of a cut cannot hand over, because there is one between the lanes already.
     ready: Option<usize>,
     ended: Vec<[f64; 2]>,
+    spans: Vec<Span>,
+    open: [Option<OpenSpan>; 2],
     work: [VecDeque<Task>; 2],
     now: f64,
 }
@@ -143,6 +168,11 @@ impl Play<'_> {
         for _ in 0..2 {
             for lane in 0..self.lanes.len().min(2) {
                 self.take(lane);
+            }
+        }
+        for work in &mut self.work {
+            if let Some(task) = work.front_mut() {
+                task.begun.get_or_insert(self.now);
             }
         }
         let both = self.work.iter().all(|work| !work.is_empty());
@@ -159,31 +189,66 @@ impl Play<'_> {
                 task.left = Cost { solo: task.left.solo * share, corun: task.left.corun * share };
                 continue;
             }
-            if let Some(Task { then, .. }) = self.work[lane].pop_front() {
-                self.follow(lane, then);
+            if let Some(task) = self.work[lane].pop_front() {
+                self.follow(lane, task);
             }
         }
         true
     }
 
-    fn follow(&mut self, lane: usize, then: Then) {
-        match then {
-            Then::More => self.interrupt(lane),
-            Then::HandOver(clip) if matches!(self.division, Division::Cut(_)) => self.ready = Some(clip),
-            Then::HandOver(clip) => self.between.push_back(clip),
-            Then::End(clip) => {
-                self.ended.push([self.begun[clip], self.now]);
+    fn follow(&mut self, lane: usize, task: Task) {
+        if let Some(open) = self.open[lane].as_mut().filter(|_| task.is_block) {
+            open.blocks += 1;
+        }
+        match task.then {
+            // Others' clips are looked for behind a block, not behind the conditions.
+            Then::More if task.is_block => self.interrupt(lane),
+            Then::More => {}
+            Then::HandOver(clip) => {
+                self.close(lane);
+                match self.division {
+                    Division::Cut(_) => self.ready = Some(clip),
+                    _ => self.between.push_back(clip),
+                }
+            }
+            // Behind its own clip a lane turns to the next one.
+            Then::End(clip) => self.end(lane, clip, &task),
+            Then::EndForOther(clip) => {
+                self.end(lane, clip, &task);
+                if let Some(open) = &mut self.open[lane] {
+                    open.start_ms = self.now;
+                }
                 self.interrupt(lane);
             }
         }
+        if matches!(self.work[lane].front(), Some(Task { then: Then::End(_), .. })) {
+            self.close(lane);
+        }
     }
 
-    /// In data-parallel with one decoder its lane takes the others' clips between two blocks.
+    /// In data-parallel with one decoder its lane takes the others' clips, one after the other.
     fn interrupt(&mut self, lane: usize) {
-        if (self.division, lane) == (Division::Whole(LastStageOn::Last), 1) {
-            while let Some(clip) = self.between.pop_back() {
-                self.work[lane].push_front(Task { left: self.lanes[lane].last, then: Then::End(clip) });
-            }
+        if (self.division, lane) == (Division::Whole(LastStageOn::Last), 1)
+            && let Some(clip) = self.between.pop_front()
+        {
+            self.close(lane);
+            self.work[lane].push_front(Task::new(self.lanes[lane].last, Then::EndForOther(clip)));
+        }
+    }
+
+    fn end(&mut self, lane: usize, clip: usize, task: &Task) {
+        self.ended.push([self.begun[clip], self.now]);
+        let start_ms = task.begun.unwrap_or(self.now);
+        self.spans.push(Span { item: clip, lane, work: Work::Last, start_ms, end_ms: self.now, blocks: 0 });
+    }
+
+    /// Ends the span of blocks that a lane is in, if it has done any.
+    fn close(&mut self, lane: usize) {
+        let Some(open) = &mut self.open[lane] else { return };
+        let OpenSpan { clip: item, start_ms, blocks } = *open;
+        if blocks > 0 {
+            self.spans.push(Span { item, lane, work: Work::Blocks, start_ms, end_ms: self.now, blocks });
+            *open = OpenSpan { start_ms: self.now, blocks: 0, ..*open };
         }
     }
 
@@ -203,14 +268,16 @@ impl Play<'_> {
             (Division::Cut(cut), 0) => self.begin(lane, cut.min(blocks), false),
             (Division::Cut(cut), _) => {
                 if let Some(clip) = self.between.pop_front() {
+                    self.open[lane] = Some(OpenSpan { clip, start_ms: self.now, blocks: 0 });
                     self.add(lane, cut.min(blocks)..blocks);
-                    self.work[lane].push_back(Task { left: self.lanes[lane].last, then: Then::End(clip) });
+                    self.work[lane].push_back(Task::new(self.lanes[lane].last, Then::End(clip)));
                 }
             }
             (Division::Whole(on), _) => {
-                self.interrupt(lane);
+                self.begin(lane, blocks, on == LastStageOn::Each || lane == 1);
+                // With no clip left to begin it waits for those of others.
                 if self.work[lane].is_empty() {
-                    self.begin(lane, blocks, on == LastStageOn::Each || lane == 1);
+                    self.interrupt(lane);
                 }
             }
             (Division::Alone, _) => {}
@@ -224,18 +291,20 @@ impl Play<'_> {
             return;
         }
         self.begun.push(self.now);
+        self.open[lane] = Some(OpenSpan { clip, start_ms: self.now, blocks: 0 });
         let costs = &self.lanes[lane];
-        self.work[lane].push_back(Task { left: costs.conditions, then: Then::More });
+        self.work[lane].push_back(Task::new(costs.conditions, Then::More));
         self.add(lane, 0..blocks);
         if ends {
-            self.work[lane].push_back(Task { left: costs.last, then: Then::End(clip) });
+            self.work[lane].push_back(Task::new(costs.last, Then::End(clip)));
         } else if let Some(task) = self.work[lane].back_mut() {
             task.then = Then::HandOver(clip);
         }
     }
 
     fn add(&mut self, lane: usize, blocks: std::ops::Range<usize>) {
-        let tasks = self.lanes[lane].blocks[blocks].iter().map(|&left| Task { left, then: Then::More });
+        let tasks =
+            self.lanes[lane].blocks[blocks].iter().map(|&left| Task { is_block: true, ..Task::new(left, Then::More) });
         self.work[lane].extend(tasks);
     }
 }

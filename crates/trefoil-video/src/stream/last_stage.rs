@@ -3,7 +3,9 @@
 use crate::VideoError;
 use crate::denoise::{Clip, Lane};
 use crate::rates::cycle;
+use crate::stream::Cost;
 use crate::tensors::Tensor;
+use crate::threads::{OnDrop, panicked};
 use crate::vae::{DecoderKernels, Latent, VaeDecoder};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,6 +33,11 @@ impl LastStageRate {
     pub fn pipeline_ms(&self) -> f64 {
         self.corun_ms.as_ref().unwrap_or(&self.solo_ms).median
     }
+
+    /// What a clip's last stage costs in a forecast.
+    pub fn cost(&self) -> Cost {
+        Cost { solo: self.solo_ms.median, corun: self.pipeline_ms() }
+    }
 }
 
 /// Times `stage`, which does the work of one clip (or a known part of it) and says what a clip costs in milliseconds: alone, and
@@ -48,20 +55,19 @@ pub fn measure_last_stage(
     let (is_over, blocks) = (AtomicBool::new(false), AtomicUsize::new(0));
     let corun_ms = std::thread::scope(|scope| {
         let load = scope.spawn(|| {
-            let ran = cycle(lane, clip, noise, keep_going, &mut |_, _| {
+            cycle(lane, clip, noise, keep_going, &mut |_, _| {
                 blocks.fetch_add(1, Ordering::AcqRel);
                 !is_over.load(Ordering::Acquire)
-            });
-            // The stage must not wait for blocks that never come.
-            blocks.fetch_add(WARM_UP, Ordering::AcqRel);
-            ran
+            })
         });
-        while blocks.load(Ordering::Acquire) < WARM_UP {
+        while blocks.load(Ordering::Acquire) < WARM_UP && !load.is_finished() {
             std::thread::sleep(Duration::from_micros(200));
         }
+        // Whatever becomes of the stage, the load ends: nobody may wait for it for ever.
+        let over = OnDrop::new(|| is_over.store(true, Ordering::Release));
         let timed = sampled(stage, keep_going);
-        is_over.store(true, Ordering::Release);
-        load.join().unwrap_or_else(|_| Err(panicked()))?;
+        drop(over);
+        load.join().unwrap_or_else(|cause| Err(panicked("the engine beside the last stage", &*cause)))?;
         timed
     })?;
     Ok(LastStageRate { solo_ms, corun_ms: Some(corun_ms) })
@@ -79,10 +85,6 @@ fn sampled(
     }
     Samples::from_values(&mut values)
         .ok_or_else(|| VideoError::Engine { engine: "last stage".to_string(), reason: "it was not timed".to_string() })
-}
-
-fn panicked() -> VideoError {
-    VideoError::Engine { engine: "last stage".to_string(), reason: "the engine beside it panicked".to_string() }
 }
 
 /// Milliseconds of decoding a clip whose latent has `[frames, height, width]`, from its first three latent frames: the first and the
@@ -103,15 +105,22 @@ pub fn time_decoding<'k>(
     let mut values = crate::noise::torch_normals(41, len.max(16));
     values.truncate(len);
     let latent = Latent::new(channels, timed, height, width, values)?.denormalise(decoder.config())?;
-    let kernels = kernels.into();
-    let mut session = decoder.session(height, width)?;
-    let (mut total, mut last) = (0.0, 0.0);
-    for frame in 0..timed {
+    // In bands every latent frame is met several times.
+    let mut seconds = [0f64; TIMED];
+    let mut running: Option<(usize, Instant)> = None;
+    let mut stop = |running: &mut Option<(usize, Instant)>| {
+        if let Some((frame, since)) = running.take() {
+            seconds[frame] += since.elapsed().as_secs_f64();
+        }
+    };
+    let mut before = |frame: usize| {
+        stop(&mut running);
         keep_going()?;
-        let begun = Instant::now();
-        session.push(kernels, &latent, frame)?;
-        last = begun.elapsed().as_secs_f64() * 1e3;
-        total += last;
-    }
-    Ok(total + (frames.saturating_sub(timed)) as f64 * last)
+        running = Some((frame, Instant::now()));
+        Ok::<(), VideoError>(())
+    };
+    decoder.decode_clip(kernels, &latent, &mut before, &mut |_| Ok(()))?;
+    stop(&mut running);
+    let later = (frames.saturating_sub(timed)) as f64 * seconds[timed - 1];
+    Ok((seconds.iter().sum::<f64>() + later) * 1e3)
 }

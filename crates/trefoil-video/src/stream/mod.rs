@@ -18,6 +18,7 @@ pub use report::{ClipReport, Span, StreamReport, Work};
 use crate::VideoError;
 use crate::denoise::{Clip, ClipState, Event, Lane, handoff};
 use crate::tensors::Tensor;
+use crate::threads::panicked;
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -208,11 +209,13 @@ fn two_lanes(
     let (sender, receiver) = sync_channel::<InFlight>(1);
     std::thread::scope(|scope| {
         let stage = scope.spawn(move || prefixes(first, items, cut, watch, record, &sender));
+        // Moved in, so that a panic of the last stage closes the channel too.
+        let receiver = receiver;
         let finished = suffixes(second, &receiver, finish, watch, record);
         record.has_ended.store(finished.is_err(), Ordering::Release);
         // Lets a first stage that waits for the channel see that nobody listens.
         drop(receiver);
-        let began = stage.join().unwrap_or_else(|_| Err(panicked()));
+        let began = stage.join().unwrap_or_else(|cause| Err(panicked("stream", &*cause)));
         // Where both stopped, the second lane's reason is the first in time: the other stopped because of it.
         finished.and(began)
     })
@@ -277,10 +280,6 @@ fn suffixes(
         record.finish(&flight, 1, finish)?;
     }
     Ok(())
-}
-
-fn panicked() -> VideoError {
-    VideoError::Engine { engine: "stream".to_string(), reason: "a lane's thread panicked".to_string() }
 }
 
 fn begin(lane: &mut Lane, item: &StreamItem, start_ms: f64) -> Result<InFlight, VideoError> {

@@ -1,8 +1,9 @@
 //! The data-parallel baseline: whole clips from one queue.
 
-use super::{Denoised, InFlight, Record, StreamItem, StreamReport, Watch, Work, begin, panicked};
+use super::{Denoised, InFlight, Record, StreamItem, StreamReport, Watch, Work, begin};
 use crate::VideoError;
 use crate::denoise::{Clip, ClipState, Event, Lane};
+use crate::threads::panicked;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
@@ -71,7 +72,10 @@ pub fn run_data_parallel_with(
             .collect();
         // The last lane waits for clips until nobody is left who could send one.
         drop(sender);
-        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked()))).collect()
+        workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|cause| Err(panicked("stream", &*cause))))
+            .collect()
     });
     outcomes.into_iter().collect::<Result<(), _>>()?;
     let mut report = record.report.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +117,9 @@ impl Arm<'_> {
                     while let Ends::HereForAll(receiver) = &self.ends
                         && let Ok(other) = receiver.try_recv()
                     {
-                        self.record.span(item.number, self.number, Work::Blocks, begun, count);
+                        if count > 0 {
+                            self.record.span(item.number, self.number, Work::Blocks, begun, count);
+                        }
                         self.end(&other)?;
                         (begun, count) = (self.record.now(), 0);
                     }

@@ -63,6 +63,14 @@ pub enum VaeError {
     /// The caller asked to stop.
     #[error("decoding was stopped; nothing was written")]
     Stopped,
+    /// Bands that a decoder or a latent cannot be cut into.
+    #[error("{bands} bands: {reason}")]
+    Bands {
+        /// How many were asked for.
+        bands: usize,
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// Tiles that do not cover a frame.
     #[error("tiles of {size} latent pixels every {stride}: {reason}")]
     Tiles {

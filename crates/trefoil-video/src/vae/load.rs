@@ -3,6 +3,7 @@
 use super::VaeError;
 use super::compute::{Filter, Gain, Target};
 use super::streamed::Streamed;
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use trefoil_kernels::{ConvWeights, FilterShape};
@@ -29,6 +30,7 @@ pub(super) struct Loader<'c> {
     /// Weights from which on a filter stays in the file, and the files for it.
     stream_from: usize,
     files: Arc<Checkpoint>,
+    has_streamed: Cell<bool>,
 }
 
 impl<'c> Loader<'c> {
@@ -51,7 +53,20 @@ impl<'c> Loader<'c> {
             });
         };
         let files = Arc::new(checkpoint.try_clone()?);
-        Ok(Loader { checkpoint, layout, blocks: num_res_blocks + 1, target, stream_from, files })
+        Ok(Loader {
+            checkpoint,
+            layout,
+            blocks: num_res_blocks + 1,
+            target,
+            stream_from,
+            files,
+            has_streamed: Cell::new(false),
+        })
+    }
+
+    /// The files, if a filter stays in them.
+    pub(super) fn streamed_files(&self) -> Option<Arc<Checkpoint>> {
+        self.has_streamed.get().then(|| self.files.clone())
     }
 
     /// Where weights are packed for.
@@ -111,6 +126,7 @@ impl<'c> Loader<'c> {
         let (weight, bias) = self.filter(stem, shape)?;
         if matches!(self.target, Target::Cpu) && weight.len() >= self.stream_from && ConvWeights::is_direct(shape) {
             let (tensor, dtype) = self.tensor(&format!("{stem}.weight"), &extents(shape))?;
+            self.has_streamed.set(true);
             return Ok(Filter::Streamed(Streamed::new(self.files.clone(), (tensor.clone(), dtype), shape, bias)));
         }
         self.target.filter(shape, &weight, &bias)

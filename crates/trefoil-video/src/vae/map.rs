@@ -1,8 +1,9 @@
 //! Feature maps of a session: f32 or codes, in the CPU's memory or in memory that a device uses.
 
 use super::VaeError;
+use super::bands::Window;
 use super::compute::DecoderKernels;
-use trefoil_kernels::{CodeFrame, Frame, opencl};
+use trefoil_kernels::{CodeFrame, Frame, KernelError, opencl};
 
 /// What a map is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +57,27 @@ impl Map {
             (MapKind::Values | MapKind::Device, Some(_)) => Some(Pixels::Values(Frame::new(height, width, channels))),
         };
         Ok(Map { height, width, channels, kind, pixels })
+    }
+
+    /// A copy of the pixels in `window`; without pixels where this one has none. Only f32 in the CPU's memory is cut.
+    pub(super) fn part(&self, window: &Window) -> Result<Map, VaeError> {
+        let pixels = match &self.pixels {
+            None => None,
+            Some(Pixels::Values(frame)) => {
+                Some(Pixels::Values(frame.part(window.rows.clone(), window.columns.clone())))
+            }
+            Some(_) => {
+                return Err(KernelError::Value {
+                    operator: "decoder",
+                    what: "a map to be cut",
+                    value: format!("{:?}", self.kind),
+                    rule: "bands are for f32 on the CPU",
+                }
+                .into());
+            }
+        };
+        let (height, width) = (window.rows.len(), window.columns.len());
+        Ok(Map { height, width, channels: self.channels, kind: self.kind, pixels })
     }
 
     /// Takes these values.

@@ -4,11 +4,14 @@
 //! frame. No step needs a 3-D convolution: a causal one is a 2-D convolution over the frame and the two before it, which the
 //! session remembers. [`VaeDecoder::memory`] says beforehand what a clip of a size takes.
 
+mod bands;
+mod build;
 mod compute;
 mod config;
 mod decoder;
 mod error;
 mod latent;
+mod layers;
 mod load;
 mod map;
 mod session;
@@ -36,12 +39,11 @@ impl VaeDecoder {
         kernels: impl Into<DecoderKernels<'k>>,
         latent: &Latent,
     ) -> Result<Vec<VideoFrame>, VaeError> {
-        let kernels = kernels.into();
-        let mut session = self.session(latent.height(), latent.width())?;
         let mut frames = Vec::with_capacity(self.config().frames(latent.frames()));
-        for frame in 0..latent.frames() {
-            frames.extend(session.push(kernels, latent, frame)?);
-        }
+        self.decode_clip(kernels, latent, &mut |_| Ok(()), &mut |frame| {
+            frames.push(frame);
+            Ok::<(), VaeError>(())
+        })?;
         Ok(frames)
     }
 }

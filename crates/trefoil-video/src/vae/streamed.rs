@@ -73,9 +73,59 @@ impl Streamed {
 mod tests {
     use crate::synthetic::write_vae_decoder;
     use crate::vae::compute::Target;
-    use crate::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder};
+    use crate::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder, VaeError};
     use trefoil_kernels::{ConvWeights, FilterShape, Isa, Kernels, Pool};
     use trefoil_weights::checkpoint::Checkpoint;
+
+    #[test]
+    fn a_checkpoint_that_is_written_to_is_noticed_at_the_end_of_the_clip() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = VaeConfig {
+            base_dim: 16,
+            dim_mult: vec![1, 2],
+            num_res_blocks: 1,
+            temporal_downsample: vec![true],
+            ..VaeConfig::default()
+        };
+        write_vae_decoder(folder.path(), &config, 1).unwrap();
+        let path = folder.path().join("diffusion_pytorch_model.safetensors");
+        let checkpoint = Checkpoint::open(folder.path(), &[]).unwrap();
+        let load = |stream_from: usize| {
+            let on = (folder.path(), DecoderPath::F32);
+            VaeDecoder::load_streaming(&checkpoint, config.clone(), on, (Target::Cpu, stream_from)).unwrap()
+        };
+        let (resident, streamed) = (load(usize::MAX), load(0));
+        let latent = Latent::new(16, 2, 1, 8, (0..16 * 16).map(|n| n as f32 / 300.0).collect()).unwrap();
+        let kernels = Kernels::new(Isa::Scalar, Pool::on_caller()).unwrap();
+        let decode = |decoder: &VaeDecoder, bands: usize, change: &dyn Fn()| {
+            // The change comes while the last latent frame is decoded.
+            let mut before = |frame: usize| {
+                if frame == 1 {
+                    change();
+                }
+                Ok::<(), VaeError>(())
+            };
+            decoder.decode_in_bands(&kernels, &latent, bands, &mut before, &mut |_| Ok(()))
+        };
+        let writer = std::fs::File::options().write(true).open(&path).unwrap();
+        let touch = |seconds: u64| {
+            writer.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds)).unwrap()
+        };
+        decode(&streamed, 2, &|| ()).unwrap();
+        let want = format!(
+            "{} was written to while it was read; leave it as it is until the command ends, and start again",
+            path.display()
+        );
+        for bands in [1, 2] {
+            assert_eq!(decode(&streamed, bands, &|| touch(5)).unwrap_err().to_string(), want);
+        }
+        let tiles = crate::vae::TileLayout::new(1, 8, 8, 8).unwrap();
+        assert_eq!(streamed.decode_tiled(&kernels, &latent, &tiles, &|| true).unwrap_err().to_string(), want);
+        decode(&resident, 2, &|| touch(6)).unwrap();
+        // Cut short while it is read: an error, where a mapping would end the process.
+        let message = decode(&streamed, 1, &|| writer.set_len(1000).unwrap()).unwrap_err().to_string();
+        assert!(message.contains("became shorter"), "{message}");
+    }
 
     #[test]
     fn filters_that_stay_in_their_file_change_no_bit() {

@@ -121,6 +121,7 @@ impl VaeDecoder {
                 left = frames.iter().map(|frame| Strip::rightmost(frame, overlap)).collect();
             }
         }
+        self.check_unchanged()?;
         Ok(canvas)
     }
 

@@ -5,6 +5,7 @@ use super::{
     Checksum, FORMAT_VERSION, HEADER_BYTES, HEADER_COVERED, HEADER_USED, Header, Info, Layout, MAGIC, MAX_INDEX_BYTES,
     SECTION_ALIGNMENT, SectionRecord, StoredType, TensorRecord, hex, sha256,
 };
+use crate::files::open_regular;
 use crate::tile::{TileShape, codes_of};
 use crate::{ArtefactWriter, SectionName, TensorSpec, WeightsError, WriteSummary};
 use memmap2::Mmap;
@@ -38,7 +39,7 @@ impl Artefact {
     /// Foreign files, other versions, truncation, a corrupted header or index: each a different message.
     pub fn open(path: impl AsRef<Path>) -> Result<Artefact, WeightsError> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(WeightsError::io("open", path))?;
+        let file = open_regular(path)?;
         let (header, text) = read_head(path, &file)?;
         let index: Index = serde_json::from_slice(&text)
             .map_err(|error| WeightsError::corrupt(path, "index", format!("not the JSON of an index ({error})")))?;

@@ -1,6 +1,6 @@
 //! Packing a checkpoint into an artefact: plan from shapes, then stream.
 //!
-//! Three stages run at once and hand over bounded buffers: source windows are mapped, quantised into tile columns on all
+//! Three stages run at once and hand over bounded buffers: source windows are read, quantised into tile columns on all
 //! threads, and hashed and written on another. Peak memory is a few windows, whatever the model (see [`WINDOW_BYTES`]).
 
 mod plan;
@@ -8,17 +8,18 @@ mod plan;
 pub use plan::{PackPlan, PlannedRegion, PlannedTensor};
 
 use crate::artefact::{MemoryClasses, memory_classes};
-use crate::checkpoint::{Checkpoint, SourceTensor, SourceType};
+use crate::checkpoint::{Checkpoint, SourceTensor, SourceType, TensorWindow};
 use crate::quantise::{MatrixSource, Orientation, quantise_tile_columns};
 use crate::rules::{Placement, RuleSet};
 use crate::tile::{TILE, TileShape, code_bytes};
 use crate::{ArtefactWriter, SectionName, TensorClass, TensorSpec, WeightsError, WriteSummary, memory};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
-/// Source bytes of a matrix that are mapped at a time.
+/// Source bytes of a matrix that are read at a time.
 pub const WINDOW_BYTES: usize = 8 << 20;
 /// Source bytes of an unquantised tensor that are copied at a time: smaller, because widening makes them grow.
 const PLAIN_WINDOW_BYTES: u64 = 1 << 20;
@@ -43,6 +44,8 @@ pub struct PackOptions {
     pub metadata: serde_json::Map<String, serde_json::Value>,
     /// Tensors that no checkpoint holds (schedules, activation scales), with their bytes.
     pub extra_tensors: Vec<(TensorSpec, Vec<u8>)>,
+    /// Looked at before each window: once it is true, packing ends with [`WeightsError::Stopped`] and removes what it has written.
+    pub stop: Option<&'static AtomicBool>,
 }
 
 /// Where a packing run stands; given to the callback before each tensor and once at the end.
@@ -103,8 +106,8 @@ pub struct PackReport {
 /// The result depends only on the inputs: packing twice gives the same bytes, whatever the number of threads.
 ///
 /// # Errors
-/// Unreadable sources, non-finite weights (by tensor, row and column), rule sets that place nothing, regions above the
-/// limit, a full disk.
+/// Unreadable sources, sources that change while they are read, non-finite weights (by tensor, row and column), rule sets that place
+/// nothing, regions above the limit, a full disk, a wish to stop.
 pub fn pack(
     source: &Path,
     output: &Path,
@@ -134,8 +137,15 @@ pub fn pack(
     let (sender, receiver) = sync_channel(WRITE_QUEUE);
     let (ran, written) = std::thread::scope(|scope| {
         let writing = scope.spawn(move || write_all(writer, &receiver));
-        let mut packer =
-            Packer { checkpoint: &checkpoint, sender, threads, done_bytes: 0, total_bytes, late_scales: Vec::new() };
+        let mut packer = Packer {
+            checkpoint: &checkpoint,
+            sender,
+            threads,
+            done_bytes: 0,
+            total_bytes,
+            late_scales: Vec::new(),
+            stop: options.stop,
+        };
         let ran = packer.run(&plan, &options.extra_tensors, &mut progress);
         drop(packer);
         (ran, writing.join().expect("writing does not panic"))
@@ -249,6 +259,7 @@ struct Packer<'a> {
     total_bytes: u64,
     /// Scales of matrices whose own section must not hold them; they fill the section `scales`.
     late_scales: Vec<(TensorSpec, Vec<f32>)>,
+    stop: Option<&'static AtomicBool>,
 }
 
 impl Packer<'_> {
@@ -286,7 +297,17 @@ impl Packer<'_> {
                 self.send(Order::Bytes(bytes.clone()))?;
             }
         }
+        // What was read belongs together only if nobody wrote meanwhile.
+        self.checkpoint.check_unchanged()?;
         self.send(Order::Finish)
+    }
+
+    /// The next window of a tensor, unless packing is to stop.
+    fn window(&self, source: &SourceTensor, start: u64, len: u64) -> Result<TensorWindow, Stopped> {
+        if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            return Err(WeightsError::Stopped.into());
+        }
+        Ok(self.checkpoint.window(source, start, len)?)
     }
 
     fn tensor(&mut self, planned: &PlannedTensor, progress: &mut impl FnMut(PackProgress<'_>)) -> Result<(), Stopped> {
@@ -330,7 +351,7 @@ impl Packer<'_> {
         for (number, scales) in scales.chunks_mut(per_window * TILE).enumerate() {
             let first = number * per_window * TILE;
             let count = scales.len().min(d_out - first);
-            let window = self.checkpoint.window(source, (first * row_bytes) as u64, (count * row_bytes) as u64)?;
+            let window = self.window(source, (first * row_bytes) as u64, (count * row_bytes) as u64)?;
             let shape = TileShape { d_in, d_out: count };
             let matrix = MatrixSource::new(&source.name, window.bytes(), *dtype, shape, Orientation::OutIn)?;
             let mut codes = vec![0i8; shape.bytes()];
@@ -347,7 +368,7 @@ impl Packer<'_> {
         let mut values = Vec::new();
         while at < source.bytes {
             let len = (source.bytes - at).min(PLAIN_WINDOW_BYTES);
-            let window = self.checkpoint.window(source, at, len)?;
+            let window = self.window(source, at, len)?;
             let bytes = match &source.dtype {
                 SourceType::Raw { .. } => window.bytes().to_vec(),
                 SourceType::Float(dtype) => {

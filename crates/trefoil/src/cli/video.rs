@@ -4,6 +4,7 @@ use crate::commands::video::{decode::DecodeArgs, encode::EncodeArgs, generate::G
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
+use trefoil_video::engine::EngineList;
 use trefoil_video::vae::DecoderPath;
 use trefoil_video::{NumericPath, TensorPath};
 
@@ -135,7 +136,7 @@ pub struct EngineArgs {
     /// One engine or two, in the order they take the trajectory, like cpu@0,cpu@1 or cpu@0,opencl@1 (opencl:0@1 on the first device of
     /// `trefoil probe`, opencl:NAME@1 on the one with NAME in its name); cpu@0=12.8ms is slowed to that per block (emulated)
     #[arg(long, value_name = "ENGINE[,ENGINE]", default_value = "cpu")]
-    pub engines: String,
+    pub engines: EngineList,
     /// Numeric path: f32, w8a16 or w8a8; one for all engines or one each [default: w8a16, or w8a8 where an engine is opencl]
     #[arg(long, value_name = "PATH[,PATH]", value_delimiter = ',')]
     pub path: Vec<NumericPath>,
@@ -250,7 +251,7 @@ pub struct BenchVideoArgs {
     /// Two engines, like cpu@0,cpu@1 or cpu@0,opencl@1; the CPU engine on the first two cores by default. Shaped ones, like cpu@0=12.6:12.8ms (alone, with the other), are
     /// slowed to stand in for other hardware (emulated)
     #[arg(long, value_name = "ENGINE,ENGINE")]
-    pub engines: Option<String>,
+    pub engines: Option<EngineList>,
     /// Numeric path: one for both engines or one each
     #[arg(long, value_name = "PATH[,PATH]", default_value = "w8a8", value_delimiter = ',')]
     pub path: Vec<NumericPath>,

@@ -1,7 +1,7 @@
 //! `trefoil pipeline`: streams of items over several engines.
 
 use crate::cli::PipelineArgs;
-use crate::context::{print, print_json};
+use crate::context::{self, print, print_json};
 use crate::error::CliError;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -99,8 +99,7 @@ fn parse_count(flag: &str, text: &str) -> Result<u32, CliError> {
 }
 
 fn general(path: &Path, json: bool) -> Result<(), CliError> {
-    let text =
-        std::fs::read(path).map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })?;
+    let text = context::read_file(path)?;
     let problem: StreamProblem = serde_json::from_slice(&text)
         .map_err(|error| CliError::Usage(format!("{} is no stream: {error}", path.display())))?;
     let plan = plan_stream(&problem)?;

@@ -215,8 +215,7 @@ pub fn save_plan(plan: &Plan, path: &Path) -> Result<(), CliError> {
 
 /// Reads a plan file.
 pub fn load_plan(path: &Path) -> Result<Plan, CliError> {
-    let text =
-        std::fs::read(path).map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })?;
+    let text = context::read_file(path)?;
     serde_json::from_slice(&text).map_err(|error| {
         CliError::Usage(format!("{} is no plan file: {error}; write one with `trefoil plan -o`", path.display()))
     })
@@ -224,8 +223,7 @@ pub fn load_plan(path: &Path) -> Result<Plan, CliError> {
 
 /// A hand-made split: JSON object from operator name or index to unit; every operator must be named.
 fn read_split(path: &Path, graph: &OperatorGraph) -> Result<Vec<(OperatorId, UnitAddress)>, CliError> {
-    let text =
-        std::fs::read(path).map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })?;
+    let text = context::read_file(path)?;
     let split: BTreeMap<String, UnitAddress> = serde_json::from_slice(&text).map_err(|error| {
         CliError::Usage(format!("{} is no split (JSON object, operator → unit): {error}", path.display()))
     })?;

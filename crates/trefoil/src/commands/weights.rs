@@ -58,7 +58,8 @@ pub fn run(command: &WeightsCommand) -> Result<(), CliError> {
                 bar.set_position(progress.done_bytes);
                 bar.set_message(progress.tensor.to_owned());
             };
-            let options = PackOptions { region_limit: *region_limit, ..PackOptions::default() };
+            let options =
+                PackOptions { region_limit: *region_limit, stop: Some(context::stop_flag()), ..PackOptions::default() };
             let report = trefoil_weights::pack(source, output, &options, show)?;
             bar.finish_and_clear();
             if *json {

@@ -1,6 +1,7 @@
 //! `trefoil plan --workload`: what runs when, for `concurrent`.
 
 use crate::cli::PlanArgs;
+use crate::context;
 use crate::error::CliError;
 use serde::Deserialize;
 use std::path::Path;
@@ -73,8 +74,7 @@ pub fn plan<'a>(
     if !matches!(args.planning.method.as_str(), "auto" | "concurrent") {
         return Err(CliError::Usage(format!("--workload is for method `concurrent`, not `{}`", args.planning.method)));
     }
-    let text =
-        std::fs::read(path).map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })?;
+    let text = context::read_file(path)?;
     let workload: Workload = serde_json::from_slice(&text)
         .map_err(|error| CliError::Usage(format!("{} is no workload: {error}", path.display())))?;
     let fail = |reason: String| CliError::Usage(format!("{}: {reason}", path.display()));

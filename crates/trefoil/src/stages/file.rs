@@ -1,5 +1,6 @@
 //! The pipeline file: stages, what they hand on, and how often the whole of it is asked for. See the page on file formats.
 
+use crate::context;
 use crate::error::CliError;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -122,8 +123,7 @@ impl PipelineFile {
     /// # Errors
     /// [`CliError::File`], [`CliError::Usage`] with the path of the key that is wrong.
     pub fn read(path: &Path) -> Result<Self, CliError> {
-        let text =
-            std::fs::read(path).map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })?;
+        let text = context::read_file(path)?;
         let mut file = Self::parse(&text).map_err(|what| CliError::Usage(format!("{}: {what}", path.display())))?;
         path.clone_into(&mut file.path);
         if file.name.is_empty() {

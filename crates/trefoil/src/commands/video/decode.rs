@@ -1,5 +1,6 @@
 //! `trefoil video decode`: a latent to a clip.
 
+use super::check_stopped;
 use super::shared::{CoresArg, TensorArg, check_folder, decoding_spec};
 use crate::context::{self, print, print_json, stop_flag};
 use crate::error::CliError;
@@ -12,7 +13,7 @@ use trefoil_report::format;
 use trefoil_video::EngineSpec;
 use trefoil_video::engine::{DecoderEngine, EngineDecoder};
 use trefoil_video::output::{ClipMetadata, ClipWriter, ContactSheet, VideoFrame};
-use trefoil_video::vae::{DecoderMemory, DecoderPath, Latent, TileLayout, VaeError};
+use trefoil_video::vae::{DecoderMemory, DecoderPath, Latent, TileLayout};
 
 /// `trefoil video decode`.
 #[derive(Debug, Args)]
@@ -41,6 +42,10 @@ pub struct DecodeArgs {
     /// Latent pixels from one tile to the next; tiles overlap by the rest and are blended [default: 3/4 of the tile]
     #[arg(long, value_name = "PIXELS", requires = "tile")]
     pub tile_stride: Option<usize>,
+    /// Cut the picture into this many bands, decoded one after the other: less memory, the same frames, more work; in f32 on the CPU
+    /// [default: 2 from about 336 pixels on, else 1]
+    #[arg(long, value_name = "COUNT", conflicts_with = "tile")]
+    pub bands: Option<usize>,
     /// What the decoder computes in: f32, or int8 for less memory and time
     #[arg(long, value_name = "PATH", default_value_t = DecoderPath::F32)]
     pub vae_path: DecoderPath,
@@ -84,20 +89,34 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
     let size = (latent.height() * scale, latent.width() * scale);
     let frames = decoder.config().frames(latent.frames());
     let threads = on.engine().threads();
+    let bands = match args.bands {
+        Some(bands) => bands,
+        None if tiles.is_some() => 1,
+        None => decoder.bands(latent.height(), latent.width()),
+    };
+    let extents = [latent.frames(), latent.height(), latent.width()];
     let memory = match &tiles {
         Some(tiles) => decoder.tiled_memory(tiles, latent.frames(), threads)?,
-        None => decoder.memory(latent.height(), latent.width(), threads)?,
+        None => decoder.memory_in_bands(extents, bands, threads)?,
     };
     // Before the work: how much it is, and whether it fits.
+    let in_bands = if bands > 1 { format!(", in {bands} bands") } else { String::new() };
     let summary = format!(
-        "latent {} → {frames} frames of {}×{} at {} fps\nmemory: {}\n",
+        "latent {} → {frames} frames of {}×{} at {} fps{in_bands}\nmemory: {}\n",
         latent.shape(),
         size.1,
         size.0,
         args.fps,
         describe(&memory)
     );
-    check_memory(&memory, args.tile.is_some())?;
+    let remedy = if args.tile.is_some() {
+        "use smaller tiles"
+    } else if args.vae_path == DecoderPath::F32 && !decoder.is_on_device() {
+        "decode in more bands (--bands), in tiles (--tile 32) or in INT8 (--vae-path int8)"
+    } else {
+        "decode in tiles (--tile 32)"
+    };
+    check_memory(&memory, remedy)?;
     if !args.json {
         print(&summary)?;
     }
@@ -107,24 +126,14 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
     let stop = stop_flag();
     let start = Instant::now();
     let may_continue = || !stop.load(Ordering::SeqCst);
-    let mut write = |frame: &VideoFrame| {
-        sheet.push(frame);
-        clip.push(frame)
+    let mut write = |frame: VideoFrame| {
+        sheet.push(&frame);
+        clip.push(&frame).map_err(CliError::from)
     };
     if let Some(tiles) = &tiles {
-        for frame in &decoder.decode_tiled(kernels, &latent, tiles, &may_continue)? {
-            write(frame)?;
-        }
+        decoder.decode_tiled(kernels, &latent, tiles, &may_continue)?.into_iter().try_for_each(write)?;
     } else {
-        let mut session = decoder.session(latent.height(), latent.width())?;
-        for index in 0..latent.frames() {
-            if !may_continue() {
-                return Err(VaeError::Stopped.into());
-            }
-            for frame in &session.push(kernels, &latent, index)? {
-                write(frame)?;
-            }
-        }
+        decoder.decode_in_bands(kernels, &latent, bands, &mut check_stopped, &mut write)?;
     }
     let seconds = start.elapsed().as_secs_f64();
     let report = clip.finish()?;
@@ -140,6 +149,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
             "height": size.0,
             "width": size.1,
             "latent_frames": latent.frames(),
+            "bands": bands,
             "engine": on.engine().spec().to_string(),
             "kernels": on.engine().kernels_name(),
             "notes": on.engine().notes(),
@@ -179,14 +189,13 @@ fn describe(memory: &DecoderMemory) -> String {
 }
 
 /// Refuses what would be ended by the system halfway. The weights are in memory already.
-pub(super) fn check_memory(memory: &DecoderMemory, is_tiled: bool) -> Result<(), CliError> {
+pub(super) fn check_memory(memory: &DecoderMemory, remedy: &str) -> Result<(), CliError> {
     let need = (memory.history + memory.working) as u64;
     match available_bytes() {
         Some(available) if need > available => Err(CliError::Usage(format!(
-            "decoding needs {} besides the weights and {} are available; {}",
+            "decoding needs {} besides the weights and {} are available; {remedy}",
             format::bytes(need),
-            format::bytes(available),
-            if is_tiled { "use smaller tiles" } else { "decode in tiles (--tile 32)" }
+            format::bytes(available)
         ))),
         _ => Ok(()),
     }

@@ -220,7 +220,7 @@ pub(super) fn read_prompts(path: &Path) -> Result<Vec<String>, CliError> {
             path.display()
         )));
     }
-    let bytes = std::fs::read(path).map_err(fail)?;
+    let bytes = context::read_file(path)?;
     let text = match std::str::from_utf8(&bytes) {
         Ok(text) => text,
         Err(error) => {

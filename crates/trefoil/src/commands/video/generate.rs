@@ -1,6 +1,7 @@
 //! `trefoil video generate`: from a prompt to a clip. Each model of the folder is in memory only while it works: text encoder, then
 //! transformer, then decoder.
 
+use super::check_stopped;
 use super::decode::check_memory;
 use super::encode::{TextSource, check_text, read_text};
 use super::memory::{self, Need};
@@ -15,7 +16,6 @@ use std::fmt::{self, Write as _};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 use trefoil_report::format;
 use trefoil_video::config::PATCH;
@@ -23,7 +23,7 @@ use trefoil_video::engine::{EngineDecoder, EngineKind, allowed_cores};
 use trefoil_video::noise::torch_normals;
 use trefoil_video::output::{ClipMetadata, ClipReport, ClipWriter, ContactSheet};
 use trefoil_video::text::TextPath;
-use trefoil_video::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder, VaeError};
+use trefoil_video::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder};
 use trefoil_video::{Clip, DenoiseReport, EngineSpec, Model, Tensor, VideoPackOptions, pack_video};
 
 /// Frames, size and rate where neither the command line nor the model folder says any: the stock pipeline's.
@@ -196,10 +196,10 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     // Everything that can be wrong is found before the long part: the decoder is opened first, for its sizes, and closed again.
     let decoder = VaeDecoder::open(&args.model)?;
     let vae = decoder.config().clone();
-    let [_, rows, columns] = size.latent(&vae, PATCH)?;
+    let [frames, rows, columns] = size.latent(&vae, PATCH)?;
     if args.vae_path == DecoderPath::F32 {
         // The weights are in memory already, here and when it is opened again.
-        let memory = decoder.memory(rows, columns, allowed_cores().len())?;
+        let memory = decoder.clip_memory([frames, rows, columns], allowed_cores().len())?;
         let need = Need { what: "decoder", bytes: (memory.history + memory.working) as u64 };
         memory::check("decoding the clip", "choose a smaller one (--size)", &[need])?;
     }
@@ -325,7 +325,8 @@ pub(super) fn artefact(model: &Path, given: Option<&Path>, cache: Option<&Path>)
     let folder = if transformer.is_dir() { transformer } else { model.to_owned() };
     let path = cached(&folder, "trefoil", cache)?;
     if !path.exists() {
-        pack_video(model, &path, &VideoPackOptions::default(), |_| {})?;
+        let options = VideoPackOptions { stop: Some(stop_flag()), ..VideoPackOptions::default() };
+        pack_video(model, &path, &options, |_| {})?;
     }
     Ok(path)
 }
@@ -406,7 +407,7 @@ fn denoised(
     Ok((report, Latent::new(channels, frames, rows, columns, last.values)?))
 }
 
-/// Decodes frame by frame into the clip's file.
+/// Decodes into the clip's file.
 fn decoded(
     args: &GenerateArgs,
     size: Size,
@@ -416,19 +417,15 @@ fn decoded(
 ) -> Result<ClipReport, CliError> {
     let decoder = on.decoder();
     let latent = latent.denormalise(decoder.config())?;
-    check_memory(&on.memory(latent.height(), latent.width())?, false)?;
+    let memory = on.memory([latent.frames(), latent.height(), latent.width()])?;
+    check_memory(&memory, "choose a smaller clip (--size)")?;
     let mut clip = ClipWriter::create(&args.output, (size.height, size.width), size.frames, metadata.clone())?;
     let mut sheet = ContactSheet::new(size.height, size.width, size.frames);
-    let mut session = decoder.session(latent.height(), latent.width())?;
-    for index in 0..latent.frames() {
-        if stop_flag().load(Ordering::SeqCst) {
-            return Err(VaeError::Stopped.into());
-        }
-        for frame in &session.push(on.kernels(), &latent, index)? {
-            sheet.push(frame);
-            clip.push(frame)?;
-        }
-    }
+    let mut take = |frame| {
+        sheet.push(&frame);
+        clip.push(&frame).map_err(CliError::from)
+    };
+    decoder.decode_clip(on.kernels(), &latent, &mut check_stopped, &mut take)?;
     let report = clip.finish()?;
     if let Some(path) = &args.contact_sheet {
         sheet.write(path, metadata)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use trefoil_kernels::Kernels;
 use trefoil_plan::stream::{VideoRates, one_cut};
-use trefoil_video::engine::{EngineKind, is_on_cores, parse_engines};
+use trefoil_video::engine::{EngineKind, is_on_cores};
 use trefoil_video::process::{ProcessEngine, ProcessStatus, SharedModel, WorkerCommand};
 use trefoil_video::rates::{EngineRate, RateOptions, measure};
 use trefoil_video::sampler::experts_by_threshold;
@@ -143,7 +143,7 @@ impl Models {
 /// The engines that a command names, refused before anything is made where they cannot run: cores that are not there, paths that an engine
 /// lacks, two that one process cannot have.
 pub fn engines_of(args: &EngineArgs, in_processes: bool) -> Result<Vec<EngineSpec>, CliError> {
-    let specs = parse_engines(&args.engines)?;
+    let specs = args.engines.to_vec();
     let allowed = trefoil_units::allowed_cores();
     for spec in &specs {
         if let Some(core) = spec.cores.iter().find(|&&core| !allowed.contains(&(core as u32))) {

@@ -5,7 +5,6 @@ use crate::error::CliError;
 use std::path::Path;
 use trefoil_report::format;
 use trefoil_video::config::PATCH;
-use trefoil_video::engine::parse_engines;
 use trefoil_video::rates::shape_for_tokens;
 use trefoil_video::{MAX_TOKENS, Model, NumericPath};
 use trefoil_weights::memory::available_bytes;
@@ -37,8 +36,7 @@ pub fn of_engines(
     let config = model.config();
     let tokens = latent / (config.channels * PATCH * PATCH) as u64;
     let hidden = tokens.saturating_mul(config.width() as u64).saturating_mul(float);
-    // Bad engines are refused where they are opened.
-    let engines = parse_engines(&args.engines).map_or(1, |specs| specs.len()) as u64;
+    let engines = args.engines.len() as u64;
     let packed = |path: &Path| std::fs::metadata(path).map_or(0, |about| about.len());
     let weights = packed(artefact) + args.second.second.as_deref().map_or(0, packed);
     // Four bytes for one, in every process that computes with them.

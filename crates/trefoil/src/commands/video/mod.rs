@@ -26,6 +26,7 @@ use std::sync::atomic::Ordering;
 use trefoil_kernels::Kernels;
 use trefoil_video::checkpoint::CheckpointOptions;
 use trefoil_video::engine::EngineKind;
+use trefoil_video::vae::VaeError;
 use trefoil_video::{
     Calibration, CalibrationClip, EngineSpec, Model, Sampler, TensorPath, VideoError, VideoPackOptions, pack_video,
 };
@@ -63,6 +64,7 @@ fn pack(args: &VideoPackArgs) -> Result<(), CliError> {
         checkpoint: CheckpointOptions { config: args.config.clone(), adapters: args.adapters.clone() },
         sampler: args.sampler.as_deref().map(Sampler::read).transpose()?,
         region_limit: args.region_limit,
+        stop: Some(stop_flag()),
     };
     let report = pack_video(&args.model, &args.output, &options, show)?;
     bar.finish_and_clear();
@@ -220,6 +222,11 @@ fn copy_note(from: &Path, to: &Path) -> Result<(), CliError> {
 /// An error once Ctrl-C was pressed.
 fn keep_going(done: usize, blocks: usize) -> Result<(), VideoError> {
     if stop_flag().load(Ordering::Relaxed) { Err(VideoError::Interrupted { done, blocks }) } else { Ok(()) }
+}
+
+/// Asked before the work on a latent frame.
+fn check_stopped(_latent_frame: usize) -> Result<(), CliError> {
+    if stop_flag().load(Ordering::SeqCst) { Err(VaeError::Stopped.into()) } else { Ok(()) }
 }
 
 /// A progress bar on standard error, hidden with `quiet` and off a terminal.

@@ -153,7 +153,7 @@ fn decoder(
     let on = EngineDecoder::open(path, args.vae_path, &open.specs[at])?;
     open.notes
         .extend(on.engine().notes().iter().filter(|note| !open.notes.contains(note)).cloned().collect::<Vec<_>>());
-    let memory = on.memory(height, width)?;
+    let memory = on.memory([frames, height, width])?;
     let need = (memory.history + memory.working) as u64;
     if let Some(available) = available_bytes().filter(|&available| need > available) {
         return Err(CliError::Usage(format!(

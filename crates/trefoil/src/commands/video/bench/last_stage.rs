@@ -76,12 +76,7 @@ impl LastStage {
             }
             LastStage::Decoder(decoder) => {
                 let Decoder { decoder, latent } = decoder.as_ref();
-                let mut session = decoder.session(latent.height(), latent.width())?;
-                for frame in 0..latent.frames() {
-                    keep_going(0, 0)?;
-                    let _: Vec<_> = session.push(kernels, latent, frame)?;
-                }
-                Ok(())
+                decoder.decode_clip(kernels, latent, &mut |_| keep_going(0, 0), &mut |_| Ok(()))
             }
         }
     }
@@ -107,7 +102,7 @@ impl LastStage {
     pub fn cost(&self, rate: &LastStageRate, is_serial: bool) -> Cost {
         match self {
             LastStage::StandIn([solo, corun]) => Cost::always(if is_serial { *solo } else { *corun }),
-            LastStage::Decoder(_) => Cost { solo: rate.solo_ms.median, corun: rate.pipeline_ms() },
+            LastStage::Decoder(_) => rate.cost(),
         }
     }
 

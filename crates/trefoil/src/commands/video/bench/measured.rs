@@ -12,7 +12,7 @@ use trefoil_kernels::Kernels;
 use trefoil_plan::stream::VideoRates;
 use trefoil_report::{Table, format, text_table};
 use trefoil_video::rates::{EngineRate, RateOptions, measure};
-use trefoil_video::stream::{Cost, Division, LaneCosts, LastStageRate, forecast, measure_last_stage};
+use trefoil_video::stream::{Division, LaneCosts, LastStageRate, forecast, measure_last_stage};
 use trefoil_video::{Clip, EngineSpec, Lane, Tensor, VideoError};
 
 /// Blocks timed per engine and condition.
@@ -93,7 +93,7 @@ impl Measured {
             .iter()
             .map(|lane| {
                 let last = last_stage.cost(&lane.last_stage, kind.is_serial());
-                let conditions = Cost { solo: lane.conditions.solo_ms.median, corun: lane.conditions.pipeline_ms() };
+                let conditions = lane.conditions.cost();
                 LaneCosts::of(&lane.engine, &self.clip, lane.host_ms, conditions, last)
             })
             .collect();

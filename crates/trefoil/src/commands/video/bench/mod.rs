@@ -20,7 +20,7 @@ use measured::Measured;
 use report::Outcome;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use trefoil_video::engine::{EngineKind, Shape, allowed_cores, is_on_cores};
+use trefoil_video::engine::{EngineKind, EngineList, Shape, allowed_cores, is_on_cores};
 use trefoil_video::rates::{random_inputs, shape_for_tokens};
 use trefoil_video::{EngineSpec, Model, NumericPath, Sampler, VideoPackOptions, pack_video};
 
@@ -138,12 +138,12 @@ fn check(args: &BenchVideoArgs) -> Result<(), CliError> {
 }
 
 /// The first two cores, unless told.
-fn engines(args: &BenchVideoArgs) -> Result<String, CliError> {
+fn engines(args: &BenchVideoArgs) -> Result<EngineList, CliError> {
     if let Some(engines) = &args.engines {
         return Ok(engines.clone());
     }
     match allowed_cores().as_slice() {
-        [first, second, ..] => Ok(format!("cpu@{first},cpu@{second}")),
+        [first, second, ..] => Ok(EngineList([first, second].map(|&core| EngineSpec::cpu(&[core])).to_vec())),
         _ => Err(CliError::Usage("two engines need two cores; this process may use one".to_owned())),
     }
 }

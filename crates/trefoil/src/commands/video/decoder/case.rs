@@ -1,6 +1,7 @@
 //! One row of ours, in a process of its own.
 
 use super::{BenchDecoderArgs, LATENT, Row, Run, Workbench};
+use crate::commands::video::check_stopped;
 use crate::commands::video::shared::decoding_spec;
 use crate::context::{print_json, stop_flag};
 use crate::error::CliError;
@@ -37,7 +38,7 @@ impl Case<'_> {
                 command.args(["--tile", &size.to_string(), "--tile-stride", &stride.to_string()]);
             }
             None => {
-                command.arg("--untiled");
+                command.args(["--untiled", "--bands", &self.row.bands.to_string()]);
             }
         }
         if self.args.json {
@@ -82,8 +83,9 @@ pub fn run(args: &BenchDecoderArgs, folder: &Path) -> Result<(), CliError> {
     let latent = latent.denormalise(decoder.config())?;
     let stride = args.tile_stride.unwrap_or(args.tile);
     let tiles = TileLayout::new(latent.height(), latent.width(), args.tile, stride)?;
+    let bands = args.bands.first().copied().unwrap_or(1);
     let memory = if args.untiled {
-        decoder.memory(latent.height(), latent.width(), threads)?
+        decoder.memory_in_bands([latent.frames(), latent.height(), latent.width()], bands, threads)?
     } else {
         decoder.tiled_memory(&tiles, latent.frames(), threads)?
     };
@@ -97,15 +99,25 @@ pub fn run(args: &BenchDecoderArgs, folder: &Path) -> Result<(), CliError> {
     let mut frames: Vec<VideoFrame> = Vec::new();
     let start = Instant::now();
     if args.untiled {
-        let mut session = decoder.session(latent.height(), latent.width())?;
-        for index in 0..latent.frames() {
-            let start = Instant::now();
-            frames.extend(session.push(kernels, &latent, index)?);
-            frame_seconds.push(start.elapsed().as_secs_f64());
-            if stop_flag().load(Ordering::SeqCst) {
-                return Err(VaeError::Stopped.into());
+        let mut collect = |frame| {
+            frames.push(frame);
+            Ok::<(), CliError>(())
+        };
+        // In bands every latent frame is met several times.
+        frame_seconds = vec![0.0; latent.frames()];
+        let mut running: Option<(usize, Instant)> = None;
+        let mut note = |next: Option<usize>| {
+            if let Some((frame, since)) = running.take() {
+                frame_seconds[frame] += since.elapsed().as_secs_f64();
             }
-        }
+            running = next.map(|frame| (frame, Instant::now()));
+        };
+        let mut before = |frame| {
+            note(Some(frame));
+            check_stopped(frame)
+        };
+        decoder.decode_in_bands(kernels, &latent, bands, &mut before, &mut collect)?;
+        note(None);
     } else {
         let may_continue = || !stop_flag().load(Ordering::SeqCst);
         frames = decoder.decode_tiled(kernels, &latent, &tiles, &may_continue)?;

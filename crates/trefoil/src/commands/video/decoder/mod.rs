@@ -61,6 +61,9 @@ pub struct BenchDecoderArgs {
     /// What our decoder computes in: f32, int8, or both
     #[arg(long, value_name = "PATH,PATH", value_delimiter = ',', default_values_t = DecoderPath::ALL)]
     pub path: Vec<DecoderPath>,
+    /// Bands in which the f32 decoder cuts the picture on the CPU, a row each [default: as it does by itself]
+    #[arg(long, value_name = "COUNT,COUNT", value_delimiter = ',')]
+    pub bands: Vec<usize>,
     /// Python with torch, diffusers and safetensors, whose decoder is measured beside ours (see bench/decoder)
     #[arg(long, value_name = "PYTHON")]
     pub python: Option<PathBuf>,
@@ -111,6 +114,8 @@ struct Row {
     cores: Vec<u32>,
     /// Side and stride, latent pixels.
     tiles: Option<[usize; 2]>,
+    /// Bands of a row without tiles.
+    bands: usize,
     runs: Vec<Run>,
     /// Where its frames are kept for comparison.
     #[serde(skip)]
@@ -130,6 +135,8 @@ struct Workbench {
     config: VaeConfig,
     latent_frames: usize,
     tiles: TileLayout,
+    /// Bands of the f32 decoder on the CPU, a row each.
+    bands: Vec<usize>,
 }
 
 /// Runs the command.
@@ -195,22 +202,25 @@ fn rows(
     let mut rows = Vec::new();
     for (number, cores) in sets.iter().enumerate() {
         let places: Vec<usize> = cores.iter().map(|&core| core as usize).collect();
-        let mut push = |decoder, engine: &EngineSpec, path, tiles| {
+        let mut push = |decoder, engine: &EngineSpec, path, tiles, bands| {
             let frames = bench.space.path().join(format!("frames-{}.safetensors", rows.len()));
             let engine = engine.on(&places);
-            rows.push(Row { decoder, engine, path, cores: cores.clone(), tiles, runs: Vec::new(), frames });
+            rows.push(Row { decoder, engine, path, cores: cores.clone(), tiles, bands, runs: Vec::new(), frames });
         };
         if has_peer {
-            push(Decoder::Diffusers, &EngineSpec::cpu(&[]), DecoderPath::F32, None);
+            push(Decoder::Diffusers, &EngineSpec::cpu(&[]), DecoderPath::F32, None, 1);
         }
         let tiles = Some([bench.tiles.size(), bench.tiles.stride()]);
         for (engine, is_on_cores) in engines {
             for &path in paths {
                 if engine.kind == EngineKind::Cpu {
-                    push(Decoder::Trefoil, engine, path, None);
-                    push(Decoder::Trefoil, engine, path, tiles);
+                    let bands: &[usize] = if path == DecoderPath::F32 { &bench.bands } else { &[1] };
+                    for &bands in bands {
+                        push(Decoder::Trefoil, engine, path, None, bands);
+                    }
+                    push(Decoder::Trefoil, engine, path, tiles, 1);
                 } else if *is_on_cores || number + 1 == sets.len() {
-                    push(Decoder::Trefoil, engine, path, None);
+                    push(Decoder::Trefoil, engine, path, None, 1);
                 }
             }
         }
@@ -227,8 +237,9 @@ impl Row {
         let path = self.path;
         let name = if self.engine.kind == EngineKind::OpenCl { format!("{name} on opencl") } else { name.to_owned() };
         let tiles = self.tiles.map_or_else(String::new, |[size, stride]| format!(", tiles {size}/{stride}"));
+        let bands = if self.bands > 1 { format!(", {} bands", self.bands) } else { String::new() };
         let cores = if self.cores.len() == 1 { "1 core".to_owned() } else { format!("{} cores", self.cores.len()) };
-        format!("{name}, {path}{tiles}, {cores}")
+        format!("{name}, {path}{tiles}{bands}, {cores}")
     }
 
     /// Values of every run, smallest first.
@@ -269,13 +280,16 @@ impl Workbench {
         let [frames, height, width] = args.size.video(args.frames).latent(&config, 1)?;
         let stride = args.tile_stride.unwrap_or(args.tile - args.tile / 4);
         let tiles = TileLayout::new(height, width, args.tile, stride)?;
-        let memory = decoder.memory(height, width, 1)?;
-        super::decode::check_memory(&memory, false)?;
+        let bands = if args.bands.is_empty() { vec![decoder.bands(height, width)] } else { args.bands.clone() };
+        for &bands in &bands {
+            let memory = decoder.memory_in_bands([frames, height, width], bands, 1)?;
+            super::decode::check_memory(&memory, "choose a smaller --size, or more --bands")?;
+        }
         let shape = [1, config.z_dim, frames, height, width];
         let values = torch_normals(SEED, shape.iter().product::<usize>().max(16));
         let tensor = NamedTensor { name: LATENT, shape: &shape, values: &values[..shape.iter().product()] };
         write_tensors(&space.path().join("latent.safetensors"), &[tensor], &[])?;
-        Ok(Self { space, model, is_random: args.model.is_none(), config, latent_frames: frames, tiles })
+        Ok(Self { space, model, is_random: args.model.is_none(), config, latent_frames: frames, tiles, bands })
     }
 
     /// Folder with the weights and the `config.json`, for programs that look for no others.

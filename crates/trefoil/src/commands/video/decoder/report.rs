@@ -127,6 +127,7 @@ fn as_json(args: &BenchDecoderArgs, bench: &Workbench, rows: &[Row], differences
                 "decoder": row.decoder,
                 "path": row.path,
                 "cores": row.cores,
+                "bands": row.bands,
                 "tiles": row.tiles.map(|[size, stride]| json!({ "size": size, "stride": stride })),
                 "seconds_per_latent_frame": row.median(|run| run.seconds) / bench.latent_frames as f64,
                 "seconds": row.sorted(|run| run.seconds),

@@ -7,14 +7,12 @@ mod report;
 use super::encode::{TextSource, read_text};
 use super::generate::{Size, artefact};
 use super::shared::{CoresArg, check_folder, kernels};
-use super::{bar, blocks, keep_going, lanes};
+use super::{bar, blocks, check_stopped, keep_going, lanes};
 use crate::cli::SecondArgs;
-use crate::context::stop_flag;
 use crate::error::CliError;
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use trefoil_kernels::Kernels;
 use trefoil_video::config::PATCH;
 use trefoil_video::noise::torch_normals;
@@ -23,7 +21,7 @@ use trefoil_video::quality::{
     Fidelity, Reading, ShapePrompt, Split, Steadiness, compare, read_shapes, shape_prompts, steadiness,
 };
 use trefoil_video::text::TextStates;
-use trefoil_video::vae::{DecoderPath, Latent, VaeDecoder, VaeError};
+use trefoil_video::vae::{DecoderPath, Latent, VaeDecoder};
 use trefoil_video::{
     Calibration, CalibrationClip, Clip, Event, Lane, Model, NumericPath, Tensor, VideoError, denoise, open_reference,
 };
@@ -264,14 +262,12 @@ impl Maker {
         let [channels, frames, rows, columns] = self.latent;
         let latent = Latent::new(channels, frames, rows, columns, clip.unpatchify(state.latent()))?;
         let latent = latent.denormalise(decoder.config())?;
-        let mut session = decoder.session(rows, columns)?;
         let mut video = Vec::with_capacity(self.size.frames);
-        for frame in 0..frames {
-            if stop_flag().load(Ordering::SeqCst) {
-                return Err(VaeError::Stopped.into());
-            }
-            video.extend(session.push(&self.kernels, &latent, frame)?);
-        }
+        let mut collect = |frame| {
+            video.push(frame);
+            Ok::<(), CliError>(())
+        };
+        decoder.decode_clip(&self.kernels, &latent, &mut check_stopped, &mut collect)?;
         Ok(video)
     }
 }

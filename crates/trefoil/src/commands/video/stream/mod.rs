@@ -1,6 +1,7 @@
 //! `trefoil video stream`: many prompts through the pipeline, the decoder in it, resumable, with baselines.
 
 mod args;
+mod files;
 mod progress;
 mod report;
 mod source;
@@ -15,12 +16,13 @@ use super::orders::{self, Order};
 use crate::cli::CutArg;
 use crate::context::{check_distinct, check_writable, print, print_json, write_text};
 use crate::error::CliError;
+use files::{SHEET, outputs_of, scratch_outputs, sheet};
 use progress::Progress;
 use report::{Configuration, Outcome};
 use serde_json::json;
 use source::Source;
-use stage::{Outputs, Stage};
-use std::path::{Path, PathBuf};
+use stage::Stage;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use tempfile::TempDir;
@@ -28,16 +30,13 @@ use trefoil_core::Origin;
 use trefoil_plan::stream::{Cut, VideoRates, cut_at, one_cut};
 use trefoil_report::{TraceMeta, chrome_trace};
 use trefoil_video::job::{Finished, Job};
-use trefoil_video::output::{ClipMetadata, write_job_sheet};
+use trefoil_video::output::ClipMetadata;
 use trefoil_video::rates::EngineRate;
 use trefoil_video::stream::{
     Cost, Denoised, Division, LaneCosts, LastStageOn, LastStageRate, Observed, StreamItem, StreamReport, forecast,
     measure_last_stage, run_data_parallel_with, run_stream_reporting,
 };
 use trefoil_video::{Clip, EngineSpec, Event, Lane, NumericPath, Tensor, VideoError};
-
-/// Name of the job's contact sheet.
-const SHEET: &str = "contact-sheet.png";
 
 /// Runs the command.
 pub fn run(args: &StreamArgs) -> Result<(), CliError> {
@@ -228,7 +227,7 @@ fn prepare(
     source.stage.ready()?;
     let forecast_ms = match (rates.as_deref(), &last_stage) {
         (Some(rates), Some(last)) => {
-            let last = Cost { solo: last.solo_ms.median, corun: last.pipeline_ms() };
+            let last = last.cost();
             let costs: Vec<LaneCosts> = rates
                 .iter()
                 .zip(&host_ms)
@@ -457,51 +456,13 @@ fn trajectory_of(lane: &Lane) -> trefoil_video::Trajectory {
     trefoil_video::Trajectory { steps: sampler.steps(), branches: sampler.branches(), layers }
 }
 
-/// A clip's place in the job's folder.
-fn outputs_of(job: &Job, source: &Source, number: usize, metadata: ClipMetadata) -> Result<Outputs, VideoError> {
-    let strip = match source.stage {
-        Stage::Decode(_) => Some(job.strip(number)?),
-        Stage::Latents { .. } => None,
-    };
-    Ok(Outputs { clip: job.path(number), strip, metadata })
-}
-
-/// A clip's place in a folder that is removed: the same work as for one that stays.
-fn scratch_outputs(folder: &Path, source: &Source, number: usize, metadata: ClipMetadata) -> Outputs {
-    let (file, strip) = match &source.stage {
-        Stage::Decode(decoding) => {
-            (decoding.format.file(&number.to_string()), Some(folder.join(format!("{number}-strip.png"))))
-        }
-        Stage::Latents { .. } => (args::StreamFormat::Latents.file(&number.to_string()), None),
-    };
-    Outputs { clip: folder.join(file), strip, metadata }
-}
-
-/// Writes the job's contact sheet, if any of its clips has a strip.
-fn sheet(job: &Job, source: &Source) -> Result<bool, CliError> {
-    let clips = &job.state().clips;
-    let done: Vec<usize> = (0..clips.len()).filter(|&index| job.is_done(index)).collect();
-    let strips = done.iter().map(|&index| job.strip(index)).collect::<Result<Vec<_>, _>>()?;
-    if !strips.iter().any(|strip| strip.exists()) {
-        return Ok(false);
-    }
-    let names: Vec<String> =
-        done.iter().map(|&index| format!("{}: {}", clips[index].file, clips[index].prompt)).collect();
-    let metadata = ClipMetadata {
-        fps: source.stage.fps().unwrap_or(1),
-        prompt: Some(names.join("\n")),
-        seed: None,
-        numeric_path: String::new(),
-        plan: None,
-        source: None,
-    };
-    write_job_sheet(&job.folder().join(SHEET), &strips, &metadata)?;
-    Ok(true)
-}
-
 /// A stand-in for the decoder or a shaped engine makes the times emulated.
 fn origin(args: &StreamArgs) -> Origin {
-    if args.decoder_ms > 0.0 || args.engines.engines.contains('=') { Origin::Emulated } else { Origin::Measured }
+    if args.decoder_ms > 0.0 || args.engines.engines.iter().any(|engine| engine.shape.is_some()) {
+        Origin::Emulated
+    } else {
+        Origin::Measured
+    }
 }
 
 /// Equation 4 with rates that were observed, at the cut that ran.

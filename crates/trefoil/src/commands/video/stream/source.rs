@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use trefoil_video::config::PATCH;
-use trefoil_video::engine::parse_engines;
 use trefoil_video::job::{Job, JobClip, JobState, clip_stem};
 use trefoil_video::noise::torch_normals;
 use trefoil_video::stream::StreamItem;
@@ -201,7 +200,7 @@ pub fn from_prompts(args: &StreamArgs, file: &Path, last: &EngineSpec) -> Result
 
 /// The numeric paths that clips are made on, whether they were given or not: one where all engines have the same.
 fn paths(args: &StreamArgs) -> Result<Vec<NumericPath>, CliError> {
-    let mut paths = resolve_paths(&parse_engines(&args.engines.engines)?, &args.engines.path)?;
+    let mut paths = resolve_paths(&args.engines.engines, &args.engines.path)?;
     if paths.iter().all(|path| *path == paths[0]) {
         paths.truncate(1);
     }

@@ -26,7 +26,7 @@ pub enum Stage {
         /// Milliseconds that the stand-in waits.
         wait_ms: f64,
     },
-    /// It is decoded frame by frame, and the frames are written.
+    /// It is decoded, and the frames are written.
     Decode(Box<Decoding>),
 }
 
@@ -132,10 +132,10 @@ impl Stage {
     }
 
     /// The decoder's memory for latents of `[frames, height, width]`.
-    pub fn needs(&self, [_, height, width]: [usize; 3]) -> Result<Vec<Need>, CliError> {
+    pub fn needs(&self, latent: [usize; 3]) -> Result<Vec<Need>, CliError> {
         let Stage::Decode(decoding) = self else { return Ok(Vec::new()) };
         // Its weights are in memory already.
-        let memory = decoding.on()?.memory(height, width).map_err(VideoError::from)?;
+        let memory = decoding.on()?.memory(latent).map_err(VideoError::from)?;
         Ok(vec![Need { what: "decoder", bytes: (memory.history + memory.working) as u64 }])
     }
 
@@ -275,20 +275,20 @@ impl Decoding {
             None => None,
         };
         let mut report = ClipReport { frames: 0, health: trefoil_video::output::FrameHealth::default() };
-        let mut session = on.decoder().session(latent.height(), latent.width())?;
-        for index in 0..latent.frames() {
-            if stop_flag().load(Ordering::SeqCst) {
-                return Err(VideoError::Interrupted { done: blocks, blocks });
+        let mut before = |_| {
+            let is_stopped = stop_flag().load(Ordering::SeqCst);
+            if is_stopped { Err(VideoError::Interrupted { done: blocks, blocks }) } else { Ok(()) }
+        };
+        let mut take = |frame: VideoFrame| {
+            strip.push(&frame);
+            report.frames += 1;
+            match &mut clip {
+                Some(clip) => clip.push(&frame)?,
+                None => report.health.add(frame.health()),
             }
-            for frame in &session.push(on.kernels(), &latent, index)? {
-                strip.push(frame);
-                report.frames += 1;
-                match &mut clip {
-                    Some(clip) => clip.push(frame)?,
-                    None => report.health.add(frame.health()),
-                }
-            }
-        }
+            Ok(())
+        };
+        on.decoder().decode_clip(on.kernels(), &latent, &mut before, &mut take)?;
         if let Some(outputs) = outputs {
             // The strip first: a clip that is there is finished.
             if let Some(path) = &outputs.strip {
