@@ -17,7 +17,7 @@ pub struct Ground<'a> {
     pub machine: &'a Machine,
     pub per_ms: &'a [f64],
     pub schedule: &'a Schedule,
-    /// Whether the bound is over plans of one task per operator, each at its isolated cost.
+    /// Whether the bound is over plans of one task per operator, each at its cost as a segment of its own.
     pub operator_costs: bool,
     /// Whether units slow each other down: a stream's period counts no slowdown.
     pub contention: bool,
@@ -108,7 +108,7 @@ impl Ground<'_> {
             return f64::INFINITY;
         }
         if self.operator_costs {
-            model.alone(operator, unit).map_or(f64::INFINITY, |alone| alone.ms)
+            model.lone(operator, unit).unwrap_or(f64::INFINITY)
         } else {
             model.estimates[unit].least[operator]
         }
@@ -188,6 +188,7 @@ pub fn verify(
             }
             "load" => load(proof, &ground)?,
             "priced-load" => priced::load(proof, &ground)?,
+            "completions" if proof.get("memory").is_some() => workload::completions(proof, &ground)?,
             "completions" => schedule.weighted_mean(|model, item| match &ends {
                 Some(ends) => ends.get(&(model, item)).copied().unwrap_or(0.0),
                 None => paths.get(&model).copied().unwrap_or(0.0),

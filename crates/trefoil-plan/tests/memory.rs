@@ -105,7 +105,7 @@ fn two_requests_and_hand_made_splits_are_refused_too() {
 #[test]
 fn bounds_with_limits_hold_and_are_higher_than_without() {
     let mut dice = Dice(41);
-    let (mut higher, mut met, mut all) = (0, 0, 0);
+    let (mut higher, mut met, mut all, mut weighted_higher) = (0, 0, 0, 0);
     let rounds = if std::env::var_os("TREFOIL_LONG_TESTS").is_some() { 8000 } else { 800 };
     for number in 0..rounds {
         let shape = Shape {
@@ -116,27 +116,32 @@ fn bounds_with_limits_hold_and_are_higher_than_without() {
             slowdown: number % 2 == 0,
             speedup: number % 8 == 0,
             shared: number % 5 == 0,
-            requests: 1,
+            requests: 1 + usize::from(number % 3 == 0),
         };
         let instance = Instance::random(shape, &mut dice).limited(&mut dice);
         let free = Instance { memory: vec![None; shape.units], ..instance.clone() };
-        let (mut makespan, mut joules) = (f64::INFINITY, f64::INFINITY);
+        let (mut makespan, mut joules, mut weighted) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
         instance.all_schedules(&mut |_, tasks, order| {
-            let (end, energy, _) = instance.simulate(tasks, order);
+            let (end, energy, completion) = instance.simulate(tasks, order);
             (makespan, joules) = (makespan.min(end), joules.min(energy));
+            let of = instance.requests.iter().zip(completion);
+            let sum: f64 = of.map(|(&(release, _, weight), end)| weight * (end - release).max(0.0)).sum();
+            weighted = weighted.min(sum / instance.requests.iter().map(|request| request.2).sum::<f64>());
         });
-        for (goal, least) in [(Goal::Makespan, makespan), (Goal::Energy, joules)] {
+        let all_goals = [(Goal::Makespan, makespan), (Goal::Energy, joules), (Goal::WeightedCompletion, weighted)];
+        for (goal, least) in all_goals {
             let bound = |instance: &Instance| model_bound(&instance.problem().with_goal(goal).unwrap()).value;
             let (with, without) = (bound(&instance), bound(&free));
             assert!(with <= least * (1.0 + 1e-9) + 1e-12, "{number} {goal:?}: {with} above {least}\n{instance:?}");
             assert!(with >= without * (1.0 - 1e-9), "{number} {goal:?}: {with} below {without}");
             all += 1;
             higher += usize::from(with > without * (1.0 + 1e-6));
+            weighted_higher += usize::from(goal == Goal::WeightedCompletion && with > without * (1.0 + 1e-6));
             met += usize::from(with >= least * (1.0 - 1e-6));
         }
     }
     println!("{higher} of {all} bounds are higher with limits, {met} meet the optimum");
-    assert!(higher * 10 > all, "{higher} of {all}");
+    assert!(higher * 10 > all && weighted_higher * 10 > rounds, "{higher} of {all}, {weighted_higher} of {rounds}");
 }
 
 /// Oracle: a knapsack. On a chain of lone operators without transfers the time is the sum of what each takes where it is.

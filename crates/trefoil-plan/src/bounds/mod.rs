@@ -119,18 +119,10 @@ fn bound_by(problem: &Problem, least: &LeastTimes, effort: Effort) -> Bound {
     match problem.goal() {
         Goal::Makespan => makespan_bound(problem, least, effort),
         Goal::WeightedCompletion => {
-            let ends = least.earliest_ends(problem);
-            let mut completion = vec![0.0f64; problem.requests().len()];
-            for (job, details) in problem.jobs().iter().enumerate() {
-                let slot = &mut completion[details.request as usize];
-                *slot = slot.max(least.end_with_handover(problem, &ends, job));
-            }
-            let (mut sum, mut weights) = (0.0, 0.0);
-            for (request, end) in problem.requests().iter().zip(completion) {
-                sum += request.weight * (end - request.release_ms).max(0.0);
-                weights += request.weight;
-            }
-            Bound { value: if weights > 0.0 { sum / weights } else { 0.0 }, kind: BoundKind::Requests }
+            let value = |least: &LeastTimes| completions(problem, &by_request(problem, least)).0;
+            let step = (problem.jobs().len() * problem.units().len()) as f64 * 40.0;
+            let full = |least: &LeastTimes| Bound { value: value(least), kind: BoundKind::Requests };
+            memory::with_memory(problem, least, memory::Limits::narrowing(effort, step), value, full)
         }
         Goal::Energy => {
             let idle = problem.idle_watts().unwrap_or(0.0);
@@ -149,6 +141,31 @@ fn bound_by(problem: &Problem, least: &LeastTimes, effort: Effort) -> Bound {
             Bound { value: ((work.value + idle * idling) / 1e3).max(0.0), kind: BoundKind::Energy }
         }
     }
+}
+
+/// The weighted mean of what each request takes at least by its own critical path, and the earliest ends that show it.
+pub(crate) fn completions(problem: &Problem, least: &LeastTimes) -> (f64, Vec<f64>) {
+    let ends = least.earliest_ends(problem);
+    let mut completion = vec![0.0f64; problem.requests().len()];
+    for (job, details) in problem.jobs().iter().enumerate() {
+        let slot = &mut completion[details.request as usize];
+        *slot = slot.max(least.end_with_handover(problem, &ends, job));
+    }
+    let (mut sum, mut weights) = (0.0, 0.0);
+    for (request, end) in problem.requests().iter().zip(completion) {
+        sum += request.weight * (end - request.release_ms).max(0.0);
+        weights += request.weight;
+    }
+    (if weights > 0.0 { sum / weights } else { 0.0 }, ends)
+}
+
+/// The same with charges that count in the mean as often as they are: the time of a request counts there by its weight only, so what
+/// its jobs are charged is divided by its share of all weights. (A path stays within its request, so nothing is charged twice.)
+pub(crate) fn by_request(problem: &Problem, least: &LeastTimes) -> LeastTimes {
+    let total: f64 = problem.requests().iter().map(|request| request.weight).sum();
+    let (jobs, units) = (problem.jobs(), problem.units().len());
+    let times = |at: usize| total / problem.requests()[jobs[at / units].request as usize].weight;
+    least.charging(least.charges.iter().enumerate().map(|(at, charge)| charge * times(at)).collect())
 }
 
 /// The least energy of work and transfers beyond idling, in joules.
