@@ -167,27 +167,14 @@ fn ends(
                 potentials[number][unit] = f64::INFINITY;
                 continue;
             }
-            let factor = machine.least_factor(unit, Class::Memory);
-            // A segment of which this is the first operator, or which reads something from elsewhere, begins later than that.
-            let begins = begins[of.0][unit];
-            let mut ready = if model.operators[at].inputs.is_empty() { arrival + begins } else { arrival };
-            for &tensor in &model.operators[at].inputs {
-                let arrives = match origin(ground, of, tensor) {
-                    Source::Host(_) => arrival + begins + factor * model.host_transfer(tensor, unit, machine, false),
-                    Source::Made(of, made) => {
-                        let maker = &ground.models[of.0];
-                        let edge = &maker.tensors[made];
-                        let Some(producer) = edge.producer else { continue };
-                        let row = &potentials[unrolled.number(of, producer)];
-                        let from = |from: usize| {
-                            let moved = factor * maker.transfer(from, unit, edge.bytes);
-                            row[from] + moved + if from == unit { 0.0 } else { begins }
-                        };
-                        (0..units).map(from).fold(f64::INFINITY, f64::min)
-                    }
-                };
-                ready = ready.max(arrives);
-            }
+            let made = |tensor: usize| match origin(ground, of, tensor) {
+                Source::Host(_) => None,
+                Source::Made(of, made) => {
+                    let producer = ground.models[of.0].tensors[made].producer?;
+                    Some((of.0, made, potentials[unrolled.number(of, producer)].as_slice()))
+                }
+            };
+            let ready = ground.ready((of.0, at), unit, (arrival, arrival), begins[of.0][unit], made);
             let potential = potentials[number][unit];
             if !close_above(ready + own, potential) {
                 return Err(CheckError::Bound(format!(
