@@ -17,7 +17,7 @@ pub struct Ground<'a> {
     pub machine: &'a Machine,
     pub per_ms: &'a [f64],
     pub schedule: &'a Schedule,
-    /// Whether the bound is over plans of one task per operator, each at its isolated cost.
+    /// Whether the bound is over plans of one task per operator, each at its cost as a segment of its own.
     pub operator_costs: bool,
     /// Whether units slow each other down: a stream's period counts no slowdown.
     pub contention: bool,
@@ -42,6 +42,35 @@ impl Ground<'_> {
         }
         let least = |class| self.machine.least_factor(unit, class);
         self.models[number].least_start(unit) * least(Class::Compute).min(least(Class::Memory))
+    }
+
+    /// When an operator may start on a unit at the earliest: at the `floor`, and when the last of its inputs is there. `made` tells of
+    /// one that an operator makes its model, the tensor there and the potentials of its maker; others are at the host from the
+    /// `arrival` on. A segment of which this is the first operator, or which reads something from elsewhere, `begins` later than that.
+    pub fn ready<'r>(
+        &self,
+        (number, at): (usize, usize),
+        unit: usize,
+        (floor, arrival): (f64, f64),
+        begins: f64,
+        made: impl Fn(usize) -> Option<(usize, usize, &'r [f64])>,
+    ) -> f64 {
+        let model = &self.models[number];
+        let factor = self.machine.least_factor(unit, Class::Memory);
+        let inputs = &model.operators[at].inputs;
+        let arrives = |&tensor: &usize| match made(tensor) {
+            None => arrival + begins + factor * model.host_transfer(tensor, unit, self.machine, false),
+            Some((maker, made, potentials)) => {
+                let maker = &self.models[maker];
+                let from = |(from, end): (usize, &f64)| {
+                    let moved = factor * maker.transfer(from, unit, maker.tensors[made].bytes);
+                    end + moved + if from == unit { 0.0 } else { begins }
+                };
+                potentials.iter().enumerate().map(from).fold(f64::INFINITY, f64::min)
+            }
+        };
+        let start = if inputs.is_empty() { floor + begins } else { floor };
+        inputs.iter().map(arrives).fold(start, f64::max)
     }
 
     /// Least milliseconds to hand an operator's model outputs over from a unit.
@@ -108,7 +137,7 @@ impl Ground<'_> {
             return f64::INFINITY;
         }
         if self.operator_costs {
-            model.alone(operator, unit).map_or(f64::INFINITY, |alone| alone.ms)
+            model.lone(operator, unit).unwrap_or(f64::INFINITY)
         } else {
             model.estimates[unit].least[operator]
         }
@@ -188,6 +217,7 @@ pub fn verify(
             }
             "load" => load(proof, &ground)?,
             "priced-load" => priced::load(proof, &ground)?,
+            "completions" if proof.get("memory").is_some() => workload::completions(proof, &ground)?,
             "completions" => schedule.weighted_mean(|model, item| match &ends {
                 Some(ends) => ends.get(&(model, item)).copied().unwrap_or(0.0),
                 None => paths.get(&model).copied().unwrap_or(0.0),
@@ -282,26 +312,14 @@ fn path(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
             let potential = potentials[at][unit];
             let own = ground.fastest(number, at, unit) + charge(at, unit);
             if own.is_infinite() {
+                potentials[at][unit] = f64::INFINITY;
                 continue;
             }
-            let factor = machine.least_factor(unit, Class::Memory);
-            // A segment of which this is the first operator, or which reads something from elsewhere, begins later than that.
-            let begins = begins[unit];
-            let mut ready = if model.operators[at].inputs.is_empty() { floor + begins } else { floor };
-            for &tensor in &model.operators[at].inputs {
-                let edge = &model.tensors[tensor];
-                let arrives = match edge.producer {
-                    None => begins + factor * model.host_transfer(tensor, unit, machine, false),
-                    Some(producer) => (0..units)
-                        .filter(|&from| model.possible(producer, from))
-                        .map(|from| {
-                            let moved = factor * model.transfer(from, unit, edge.bytes);
-                            potentials[producer][from] + moved + if from == unit { 0.0 } else { begins }
-                        })
-                        .fold(f64::INFINITY, f64::min),
-                };
-                ready = ready.max(arrives);
-            }
+            let made = |tensor: usize| {
+                let producer = model.tensors[tensor].producer?;
+                Some((number, tensor, potentials[producer].as_slice()))
+            };
+            let ready = ground.ready((number, at), unit, (floor, 0.0), begins[unit], made);
             if !close_above(ready + own, potential) {
                 return Err(CheckError::Bound(format!(
                     "potential {potential} of operator {at} on {} is above {}",

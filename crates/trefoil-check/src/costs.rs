@@ -52,6 +52,8 @@ pub struct Model {
     pub tensors: Vec<Tensor>,
     /// Row-major operators × units.
     pub alone: Vec<Option<Alone>>,
+    /// Row-major operators × units: what each costs as a segment of its own.
+    lone: Vec<Option<f64>>,
     /// Per unit: sets measured whole.
     pub sets: Vec<BTreeMap<Vec<usize>, f64>>,
     /// Per unit: sets that failed in one piece, or whose result is not known to be right.
@@ -158,6 +160,7 @@ impl Model {
             name: text(graph, "model").unwrap_or_default().to_owned(),
             fixed: vec![None; operators.len()],
             alone: Vec::new(),
+            lone: Vec::new(),
             sets: vec![BTreeMap::new(); units],
             failed: vec![Vec::new(); units],
             estimates: Vec::new(),
@@ -188,6 +191,7 @@ impl Model {
         for record in records.values() {
             model.read_set(record, graph, machine, &wrong, &mut nodes);
         }
+        model.lone = (0..model.operators.len() * units).map(|at| model.price_lone(at / units, at % units)).collect();
         for unit in 0..units {
             model.estimates.push(model.estimate(unit, dispatch[unit], nodes[unit]));
         }
@@ -241,6 +245,19 @@ impl Model {
         self.alone[operator * self.units + unit].as_ref()
     }
 
+    /// Milliseconds of the operator as a segment of its own: as measured in one piece, else as an operator. Pins and memory are
+    /// not asked.
+    pub fn lone(&self, operator: usize, unit: usize) -> Option<f64> {
+        self.lone[operator * self.units + unit]
+    }
+
+    fn price_lone(&self, operator: usize, unit: usize) -> Option<f64> {
+        let whole = self.sets[unit].get([operator].as_slice()).copied();
+        whole.or_else(|| {
+            self.alone(operator, unit).filter(|_| !self.is_too_much(&[operator], unit)).map(|alone| alone.ms)
+        })
+    }
+
     /// Whether pins leave the operator free to run on the unit.
     pub fn allowed(&self, operator: usize, unit: usize) -> bool {
         self.fixed[operator].is_none_or(|fixed| fixed == unit)
@@ -289,6 +306,9 @@ impl Model {
         if operators.iter().any(|&at| !self.allowed(at, unit)) {
             return None;
         }
+        if let [at] = operators {
+            return self.lone(*at, unit).map(|ms| (ms, false));
+        }
         if let Some(&ms) = self.sets[unit].get(operators) {
             return Some((ms, false));
         }
@@ -297,9 +317,6 @@ impl Model {
         }
         if self.is_too_much(operators, unit) {
             return None;
-        }
-        if let [at] = operators {
-            return self.alone(*at, unit).map(|alone| (alone.ms, false));
         }
         let estimate = &self.estimates[unit];
         Some((estimate.dispatch + operators.iter().map(|&at| estimate.share[at]).sum::<f64>(), true))

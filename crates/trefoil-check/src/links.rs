@@ -88,6 +88,11 @@ impl Links {
         self.own.is_empty() && self.other.is_empty()
     }
 
+    /// Whether a link joins items of different groups.
+    pub fn joins_others(&self, group: impl Fn((usize, u64)) -> Option<u64>) -> bool {
+        self.other.iter().any(|(to, from)| group((to.0, to.1)) != group((from.0, from.1)))
+    }
+
     /// Where a model input comes from.
     pub fn source(&self, of: Execution, tensor: usize) -> Source {
         let (model, item, iteration) = of;

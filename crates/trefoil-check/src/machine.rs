@@ -124,10 +124,11 @@ impl Machine {
             if names[..place].contains(name) {
                 return Err(Reader("certificate").fail(format!("it lists the unit {name} twice")));
             }
-            let unit = described
-                .iter()
-                .find(|unit| unit["address"] == *name)
-                .ok_or_else(|| CheckError::OtherProfile(format!("it has no unit {name}")))?;
+            let mut found = described.iter().filter(|unit| unit["address"] == *name);
+            let unit = found.next().ok_or_else(|| CheckError::OtherProfile(format!("it has no unit {name}")))?;
+            if found.next().is_some() {
+                return Err(PROFILE.fail(format!("it lists the unit {name} twice")));
+            }
             let address = name.as_str().unwrap_or_default().to_owned();
             let mut resources: BTreeSet<String> =
                 PROFILE.list(unit, "resources")?.iter().filter_map(Value::as_str).map(str::to_owned).collect();
@@ -227,9 +228,11 @@ impl Machine {
         worst.unwrap_or(1.0)
     }
 
-    /// The least factor that can apply to a unit's work of a class: below 1 only where some unit speeds it up.
+    /// The least factor that can apply to a unit's work of a class: below 1 only where some unit that can be busy beside it
+    /// speeds it up.
     pub fn least_factor(&self, unit: usize, class: Class) -> f64 {
-        let own = self.slowdowns.iter().filter(|entry| entry.0.0 == unit);
+        let beside = |other: usize| self.units[unit].resources.is_disjoint(&self.units[other].resources);
+        let own = self.slowdowns.iter().filter(|entry| entry.0.0 == unit && beside(entry.0.1));
         let factors = own.flat_map(|entry| entry.1.iter()).filter(|entry| entry.0.0 == class);
         factors.map(|entry| *entry.1).fold(1.0, f64::min)
     }

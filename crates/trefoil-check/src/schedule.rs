@@ -158,6 +158,17 @@ impl Schedule {
         self.arrivals.get(&(model, item)).copied().unwrap_or(0.0)
     }
 
+    /// The request that an item of a model is part of.
+    pub fn request(&self, of: (usize, u64)) -> Option<u64> {
+        self.requests.get(&of).copied()
+    }
+
+    /// The share of all weights that an item's request has.
+    pub fn share(&self, of: (usize, u64)) -> f64 {
+        let own = self.requests.get(&of).map_or(0.0, |request| self.weights[request]);
+        own / self.weights.values().sum::<f64>()
+    }
+
     /// When the last item of a model arrives.
     pub fn latest_arrival(&self, model: usize) -> f64 {
         let items = self.computed_by.keys().filter(|of| of.0 == model);
@@ -455,8 +466,11 @@ impl Schedule {
     }
 }
 
-/// The class that most of the operators' isolated time has.
+/// A single operator's own class, else that which most of the operators' isolated time has.
 fn class_of(model: &Model, operators: &[usize], unit: usize) -> Class {
+    if let [only] = operators {
+        return model.operators[*only].class;
+    }
     let time = |class: Class| -> f64 {
         let own = operators.iter().filter(|&&at| model.operators[at].class == class);
         own.filter_map(|&at| model.alone(at, unit)).map(|alone| alone.ms).sum()

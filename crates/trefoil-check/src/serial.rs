@@ -176,7 +176,7 @@ pub fn chain(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
                 let segment = match measured[unit].get(&(start, end)) {
                     Some(&ms) => ms,
                     None if broken => continue,
-                    None if end == start + 1 => model.alone(at, unit).map_or(f64::INFINITY, |alone| alone.ms),
+                    None if end == start + 1 => model.lone(at, unit).unwrap_or(f64::INFINITY),
                     None => estimate.dispatch + shares,
                 };
                 let reached = if start == 0 {

@@ -109,47 +109,72 @@ fn stated(proof: &Value, ground: &Ground<'_>, unrolled: &Unrolled) -> Result<Vec
 /// reads: it ends at its own least time after the last of its inputs, which was made at its potential on some unit and brought
 /// over, and not before it arrives. The bound on the makespan, and on each item's time from its arrival.
 pub fn path(proof: &Value, ground: &Ground<'_>) -> Result<(f64, Completions), CheckError> {
+    let allowance = Prices::read(proof, ground)?.allowance(ground.models.iter(), ground);
+    let mut bound = 0.0f64;
+    let mut completions = Completions::new();
+    for (of, end) in ends(proof, ground, &|_| 1.0)? {
+        bound = bound.max(end - allowance);
+        let slot = completions.entry((of.0, of.1)).or_insert(0.0);
+        *slot = slot.max(end - allowance - ground.schedule.arrival(of.0, of.1));
+    }
+    Ok((bound, completions))
+}
+
+/// The weighted mean of what requests take, with prices of memory. A request's time counts by its share of all weights, so what its
+/// operators are charged is divided by that; the limits are worth what they are worth once for all. That holds if no path leads
+/// through several requests.
+pub fn completions(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
+    let schedule = ground.schedule;
+    if schedule.links.joins_others(|of| schedule.request(of)) {
+        return Err(CheckError::Bound("a link joins two requests, so paths charge memory twice".to_owned()));
+    }
+    for of in schedule.computed_by.keys() {
+        if schedule.request((of.0, of.1)).is_none() {
+            return Err(CheckError::Bound(format!("{of:?} belongs to no request")));
+        }
+    }
+    let mut longest = Completions::new();
+    for (of, end) in ends(proof, ground, &|of| 1.0 / schedule.share((of.0, of.1)))? {
+        let slot = longest.entry((of.0, of.1)).or_insert(0.0);
+        *slot = slot.max(end - schedule.arrival(of.0, of.1));
+    }
+    let mean = schedule.weighted_mean(|model, item| longest.get(&(model, item)).copied().unwrap_or(0.0));
+    Ok(mean - Prices::read(proof, ground)?.allowance(ground.models.iter(), ground))
+}
+
+/// The verified earliest end of each operator of each execution, handing its outputs over included. What an execution's operators are
+/// charged for memory counts so many `times`.
+fn ends(
+    proof: &Value,
+    ground: &Ground<'_>,
+    times: &dyn Fn(Execution) -> f64,
+) -> Result<Vec<(Execution, f64)>, CheckError> {
     let (units, schedule, machine) = (ground.units(), ground.schedule, ground.machine);
     let unrolled = Unrolled::new(ground)?;
     let mut potentials = stated(proof, ground, &unrolled)?;
     let begins: Vec<Vec<f64>> =
         (0..ground.models.len()).map(|model| (0..units).map(|unit| ground.begins(model, unit)).collect()).collect();
     let memory = Prices::read(proof, ground)?;
-    let allowance = memory.allowance(ground.models.iter(), ground);
     let executions: Vec<f64> = (0..ground.models.len()).map(|model| ground.executions(model)).collect();
-    let mut bound = 0.0f64;
-    let mut completions = Completions::new();
+    let mut found = Vec::with_capacity(unrolled.order.len());
     for &(of, at) in &unrolled.order {
         let model = &ground.models[of.0];
         let number = unrolled.number(of, at);
         let arrival = schedule.arrival(of.0, of.1);
         for unit in 0..units {
-            let own = ground.fastest(of.0, at, unit) + memory.charge(model, at, unit, executions[of.0]);
+            let own = ground.fastest(of.0, at, unit) + memory.charge(model, at, unit, executions[of.0]) * times(of);
             if own.is_infinite() {
                 potentials[number][unit] = f64::INFINITY;
                 continue;
             }
-            let factor = machine.least_factor(unit, Class::Memory);
-            // A segment of which this is the first operator, or which reads something from elsewhere, begins later than that.
-            let begins = begins[of.0][unit];
-            let mut ready = if model.operators[at].inputs.is_empty() { arrival + begins } else { arrival };
-            for &tensor in &model.operators[at].inputs {
-                let arrives = match origin(ground, of, tensor) {
-                    Source::Host(_) => arrival + begins + factor * model.host_transfer(tensor, unit, machine, false),
-                    Source::Made(of, made) => {
-                        let maker = &ground.models[of.0];
-                        let edge = &maker.tensors[made];
-                        let Some(producer) = edge.producer else { continue };
-                        let row = &potentials[unrolled.number(of, producer)];
-                        let from = |from: usize| {
-                            let moved = factor * maker.transfer(from, unit, edge.bytes);
-                            row[from] + moved + if from == unit { 0.0 } else { begins }
-                        };
-                        (0..units).map(from).fold(f64::INFINITY, f64::min)
-                    }
-                };
-                ready = ready.max(arrives);
-            }
+            let made = |tensor: usize| match origin(ground, of, tensor) {
+                Source::Host(_) => None,
+                Source::Made(of, made) => {
+                    let producer = ground.models[of.0].tensors[made].producer?;
+                    Some((of.0, made, potentials[unrolled.number(of, producer)].as_slice()))
+                }
+            };
+            let ready = ground.ready((of.0, at), unit, (arrival, arrival), begins[of.0][unit], made);
             let potential = potentials[number][unit];
             if !close_above(ready + own, potential) {
                 return Err(CheckError::Bound(format!(
@@ -170,10 +195,8 @@ pub fn path(proof: &Value, ground: &Ground<'_>) -> Result<(f64, Completions), Ch
         };
         let least = (0..units).map(|unit| potentials[number][unit] + handed(unit)).fold(f64::INFINITY, f64::min);
         if least.is_finite() {
-            bound = bound.max(least - allowance);
-            let slot = completions.entry((of.0, of.1)).or_insert(0.0);
-            *slot = slot.max(least - allowance - arrival);
+            found.push((of, least));
         }
     }
-    Ok((bound, completions))
+    Ok(found)
 }

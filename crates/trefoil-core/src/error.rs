@@ -69,6 +69,23 @@ pub enum CoreError {
         /// What the profile holds.
         have: String,
     },
+    /// The profile holds no model at all.
+    #[error("the profile holds no model; profile one with `trefoil profile MODEL.onnx -o PROFILE.json`")]
+    NoModel,
+    /// The profile holds several models and nobody said which.
+    #[error("the profile holds {count} models ({have}) where one is needed; profile each into a file of its own")]
+    SeveralModels {
+        /// How many.
+        count: usize,
+        /// Their names.
+        have: String,
+    },
+    /// The profile lists a unit more than once.
+    #[error("the profile lists unit `{unit}` twice; delete one of the entries or profile again")]
+    RepeatedUnit {
+        /// The unit.
+        unit: String,
+    },
     /// The profile does not hold the asked unit.
     #[error("the profile has no unit `{want}`; it has {have}")]
     UnknownUnit {

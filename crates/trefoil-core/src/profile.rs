@@ -2,7 +2,7 @@
 
 use crate::{CoreError, Machine, Measurement, MeasurementId, OperatorGraph, Outcome, Subject, Unit, UnitAddress};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::OnceLock;
 
 /// Name of the file format, first field of every profile.
@@ -66,19 +66,19 @@ impl Profile {
     /// The model named or fingerprinted `want`; the only one if `want` is `None`.
     ///
     /// # Errors
-    /// [`CoreError::WrongModel`] if there is none or the choice is not unique.
+    /// [`CoreError::NoModel`], [`CoreError::WrongModel`] or [`CoreError::SeveralModels`].
     pub fn model(&self, want: Option<&str>) -> Result<&OperatorGraph, CoreError> {
         let found: Vec<_> = self
             .models
             .iter()
             .filter(|graph| want.is_none_or(|want| graph.model == want || graph.fingerprint == want))
             .collect();
-        match found.as_slice() {
-            [graph] => Ok(graph),
-            _ => Err(CoreError::WrongModel {
-                want: want.unwrap_or("exactly one").to_owned(),
-                have: self.models.iter().map(|graph| format!("`{}`", graph.model)).collect::<Vec<_>>().join(", "),
-            }),
+        let names = || self.models.iter().map(|graph| format!("`{}`", graph.model)).collect::<Vec<_>>().join(", ");
+        match (found.as_slice(), want) {
+            ([graph], _) => Ok(graph),
+            _ if self.models.is_empty() => Err(CoreError::NoModel),
+            ([], Some(want)) => Err(CoreError::WrongModel { want: want.to_owned(), have: names() }),
+            _ => Err(CoreError::SeveralModels { count: self.models.len(), have: names() }),
         }
     }
 
@@ -101,7 +101,7 @@ impl Profile {
         MeasurementId::new(subject, units, number as u32)
     }
 
-    /// Checks format, version, graphs and numbers (finite, not negative).
+    /// Checks format, version, units (none twice), graphs and numbers (finite, not negative).
     ///
     /// # Errors
     /// The first [`CoreError`] found, naming the place.
@@ -113,6 +113,12 @@ impl Profile {
                 supported: PROFILE_VERSION,
                 hint: "profile again".to_owned(),
             });
+        }
+        for list in [&self.units, &self.modes] {
+            let mut seen = BTreeSet::new();
+            if let Some(unit) = list.iter().find(|unit| !seen.insert(&unit.address)) {
+                return Err(CoreError::RepeatedUnit { unit: unit.address.to_string() });
+            }
         }
         for graph in &self.models {
             graph.validate()?;

@@ -132,7 +132,9 @@ fn shortest(view: &CostView<'_>, charges: &[f64]) -> Option<Path> {
             next.begun[unit] = start[unit] + estimate.dispatch_ms * price + share;
             step.second = ways.begun[unit] < ways.open[unit];
             next.open[unit] = ways.begun[unit].min(ways.open[unit]) + share;
-            let alone = start[unit] + cost.ms * price + held;
+            // As a segment of its own, where that was measured, it is one of the measured intervals.
+            let lone = if view.measured[unit].contains_key([id].as_slice()) { f64::INFINITY } else { cost.ms };
+            let alone = start[unit] + lone * price + held;
             step.first = (alone <= next.open[unit]).then_some(at as u32);
             next.done[unit] = alone.min(next.open[unit]);
         }

@@ -194,6 +194,7 @@ impl IntervalGraph {
                     continue;
                 };
                 if to < hard[from]
+                    && !over(&bytes, limits.memory_bytes, from, to)
                     && let Some(cost) = measurement_cost(record)
                 {
                     let out = handed_out[to] - handed_out[from];

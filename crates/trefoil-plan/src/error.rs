@@ -18,6 +18,16 @@ pub enum PlanError {
         /// Names of [`crate::METHODS`].
         have: String,
     },
+    /// A planner of one model got several.
+    #[error("method `{method}` plans one model, but {given} were given; {several} plan several models together")]
+    OneModel {
+        /// The method.
+        method: String,
+        /// Number of models.
+        given: usize,
+        /// Names of [`crate::SEVERAL_METHODS`].
+        several: String,
+    },
     /// Neither the request nor the profile names a unit.
     #[error("the profile has no units to plan for; profile the model with `-u UNIT` first")]
     NoUnits,

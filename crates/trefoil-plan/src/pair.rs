@@ -69,7 +69,7 @@ pub fn plan_pair(method: &str, first: &PlanRequest<'_>, second: &PlanRequest<'_>
             joint_dp(costs(0), costs(1), units)
         }
         _ => {
-            let tables = [own_costs(&views[0], &papers[0]), own_costs(&views[1], &papers[1])];
+            let tables = [own_costs(&views[0]), own_costs(&views[1])];
             let operators = |who: usize| {
                 let (ms, classes) = &tables[who];
                 PairOperators { ms, enter: &papers[who].h2d, leave: &papers[who].d2h, classes }
@@ -177,16 +177,11 @@ fn shared(solo: &[f64]) -> Vec<f64> {
     solo.iter().map(|cost| cost * TIME_SLICED).collect()
 }
 
-/// Milliseconds and classes, without the objective's price.
-fn own_costs(view: &CostView<'_>, paper: &PaperCosts) -> (Vec<f64>, Vec<OperatorClass>) {
-    let units = view.unit_count();
-    let cell = |(at, &cost): (usize, &f64)| {
-        if cost == f64::INFINITY {
-            return cost;
-        }
-        view.runnable(OperatorId((at / units) as u32), at % units).map_or(f64::INFINITY, |cost| cost.ms)
-    };
-    let ms = paper.w.iter().enumerate().map(cell).collect();
+/// Milliseconds of every operator as a segment of its own, and classes; without the objective's price.
+fn own_costs(view: &CostView<'_>) -> (Vec<f64>, Vec<OperatorClass>) {
+    let units = 0..view.unit_count();
+    let row = |id: OperatorId| units.clone().map(move |unit| view.segment_ms(&[id], unit).unwrap_or(f64::INFINITY));
+    let ms = view.graph.ids().flat_map(row).collect();
     (ms, view.graph.operators.iter().map(|operator| operator.class).collect())
 }
 
@@ -227,7 +222,6 @@ fn pair_rules(view: &CostView<'_>) -> Result<PairRules, PlanError> {
 #[derive(Default)]
 struct Tasks {
     list: Vec<Task>,
-    classes: Vec<OperatorClass>,
     labels: Vec<Option<TensorId>>,
 }
 
@@ -305,9 +299,7 @@ fn assemble_pair(views: &[CostView<'_>; 2], method: &str, steps: &[PairStep]) ->
         timeline: Timeline { origin: Origin::Predicted, lanes: Vec::new() },
     };
     let graphs = [views[0].graph, views[1].graph];
-    let mut model = SimulationModel::new(&views[0].index, &graphs, &plan)?;
-    // The first profile need not hold the second model's operators.
-    model.classes = tasks.classes;
+    let model = SimulationModel::from_profiles(&[&views[0].index, &views[1].index], &graphs, &plan)?;
     let simulation = simulate(&plan, &model)?;
     plan.simulated_ms = simulation.makespan_ms;
     plan.timeline = simulation.timeline;
@@ -337,7 +329,7 @@ fn push_operator(
         measurements: cost.ids.clone(),
     };
     let Progress { next, last, produced_by, brought_by } = progress;
-    let mut push = |work: Work, cost: CostRef, class: OperatorClass, label: Option<TensorId>, needs: Vec<TaskId>| {
+    let mut push = |work: Work, cost: CostRef, label: Option<TensorId>, needs: Vec<TaskId>| {
         let id = TaskId(tasks.list.len() as u32);
         // A request runs one operator at a time, as in the search.
         let after: BTreeSet<TaskId> = needs.into_iter().chain(*last).collect();
@@ -350,7 +342,6 @@ fn push_operator(
             after: after.into_iter().collect(),
             cost,
         });
-        tasks.classes.push(class);
         tasks.labels.push(label);
         id
     };
@@ -358,11 +349,10 @@ fn push_operator(
         Source::Host => None,
         Source::Unit(from) => Some(view.table.units[from].clone()),
     };
-    let memory = OperatorClass::Memory;
     for handover in &priced.before {
         let work = Work::Transfer { model: who, tensor: handover.tensor, from: address(handover.from) };
         let source = produced_by.get(&handover.tensor).copied().into_iter().collect();
-        let id = push(work, cost_ref(&handover.cost), memory, Some(handover.tensor), source);
+        let id = push(work, cost_ref(&handover.cost), Some(handover.tensor), source);
         brought_by.insert((handover.tensor, unit), id);
     }
     let needs = priced
@@ -371,12 +361,11 @@ fn push_operator(
         .filter_map(|&tensor| brought_by.get(&(tensor, unit)).or_else(|| produced_by.get(&tensor)).copied());
     let needs = needs.collect();
     let segment = SegmentId(segments.len() as u32);
-    let class = view.graph.operator(piece.operators[0]).class;
-    let done = push(Work::Segment { segment }, cost_ref(&priced.segment), class, None, needs);
+    let done = push(Work::Segment { segment }, cost_ref(&priced.segment), None, needs);
     produced_by.extend(priced.outputs.iter().map(|&tensor| (tensor, done)));
     for handover in &priced.after {
         let work = Work::Transfer { model: who, tensor: handover.tensor, from: address(handover.from) };
-        push(work, cost_ref(&handover.cost), memory, Some(handover.tensor), vec![done]);
+        push(work, cost_ref(&handover.cost), Some(handover.tensor), vec![done]);
     }
     segments.push(Segment {
         model: who,

@@ -73,7 +73,7 @@ pub(crate) fn state_quality(
     let bound = solution.map_or_else(|| model_bound(problem).value, |solution| solution.bound.value).min(alone);
     plan.own = Some(OwnClaim {
         value: alone,
-        over: "schedules of single operators, each at its isolated cost".to_owned(),
+        over: "schedules of single operators".to_owned(),
         bound: Some(bound),
         gap: if bound > 0.0 { Some(alone / bound - 1.0) } else { (alone == 0.0).then_some(0.0) },
         exact: solution.is_some_and(|solution| solution.exact) || alone <= bound * (1.0 + ROUNDING),

@@ -1,6 +1,8 @@
 //! Several models at once: one front door to the planners of more than one request.
 
-use crate::{Application, ConcurrentRequest, MethodInfo, PlanError, PlanOptions, PlanRequest, concurrent, plan_pair};
+use crate::{
+    Application, ConcurrentRequest, METHODS, MethodInfo, PlanError, PlanOptions, PlanRequest, concurrent, plan_pair,
+};
 use trefoil_core::{Objective, Plan};
 
 /// The planners that [`plan_several`] knows.
@@ -21,9 +23,20 @@ pub const SEVERAL_METHODS: &[MethodInfo] = &[
 /// ask for the same units and objective; their profiles must be of one machine.
 ///
 /// # Errors
-/// [`PlanError::UnknownMethod`], [`PlanError::Pair`] when a method of two requests gets another number of them, and whatever is
-/// wrong with the requests.
+/// [`PlanError::UnknownMethod`], [`PlanError::OneModel`] for a planner of one model, [`PlanError::Pair`] when a method of two requests
+/// gets another number of them, and whatever is wrong with the requests.
 pub fn plan_several(method: &str, requests: &[PlanRequest<'_>], options: &PlanOptions) -> Result<Plan, PlanError> {
+    let names = |methods: &[MethodInfo]| methods.iter().map(|method| method.name).collect::<Vec<_>>().join(", ");
+    let known = |methods: &[MethodInfo]| methods.iter().any(|known| known.name == method);
+    if method != "auto" && !known(SEVERAL_METHODS) {
+        let of_one = known(METHODS) || method == "pareto" || method.starts_with("single:");
+        return Err(if of_one {
+            let (method, several) = (method.to_owned(), names(SEVERAL_METHODS));
+            PlanError::OneModel { method, given: requests.len(), several }
+        } else {
+            PlanError::UnknownMethod { want: method.to_owned(), have: names(SEVERAL_METHODS) }
+        });
+    }
     let objective = requests.first().map_or(Objective::Latency, |request| request.objective);
     if objective == Objective::Throughput {
         return Err(PlanError::Objective { method: method.to_owned(), objective: "throughput".to_owned() });
@@ -41,16 +54,12 @@ pub fn plan_several(method: &str, requests: &[PlanRequest<'_>], options: &PlanOp
             concurrent(&asked, options)
         }
         ("auto" | "concurrent", []) => Err(PlanError::NoUnits),
-        ("aligned" | "joint" | "joint-units", [first, second]) => plan_pair(method, first, second),
-        ("aligned" | "joint" | "joint-units", _) => Err(PlanError::Pair {
+        (_, [first, second]) => plan_pair(method, first, second),
+        _ => Err(PlanError::Pair {
             reason: format!(
                 "method `{method}` plans two requests, but {} were given; give two profiles",
                 requests.len()
             ),
-        }),
-        _ => Err(PlanError::UnknownMethod {
-            want: method.to_owned(),
-            have: SEVERAL_METHODS.iter().map(|method| method.name).collect::<Vec<_>>().join(", "),
         }),
     }
 }

@@ -31,8 +31,8 @@ pub struct SimulationModel {
 }
 
 impl SimulationModel {
-    /// Reads factors and powers of the plan's units from a profile, and gives each task the class that most of its
-    /// operators' isolated time has (transfers are memory-bound). `graphs` are in the order of [`Plan::models`].
+    /// Reads factors and powers of the plan's units from a profile, and gives each task its class: a single operator's own, that
+    /// of most of the isolated time of several, memory-bound for transfers. `graphs` are in the order of [`Plan::models`].
     ///
     /// # Errors
     /// [`CoreError::BadNumber`] for a slowdown factor of 0.
@@ -137,6 +137,9 @@ fn task_class(indices: &[&ProfileIndex<'_>], graphs: &[&OperatorGraph], plan: &P
     let Some(segment) = plan.segments.get(segment.0 as usize) else { return OperatorClass::Memory };
     let model = segment.model as usize;
     let (Some(graph), Some(index)) = (graphs.get(model), indices.get(model)) else { return OperatorClass::Memory };
+    if let [only] = segment.operators.as_slice() {
+        return graph.operator(*only).class;
+    }
     let (mut compute, mut memory) = (0.0, 0.0);
     for &id in &segment.operators {
         let operator = graph.operator(id);

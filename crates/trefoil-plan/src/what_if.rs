@@ -53,11 +53,17 @@ impl WhatIf {
 impl fmt::Display for WhatIf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Slow { unit, factor } => write!(f, "slow:{unit}={factor}"),
+            Self::Slow { unit, factor } => write!(f, "slow:{unit}={}", short(*factor)),
             Self::Without { unit } => write!(f, "without:{unit}"),
-            Self::Busy { unit, ms } => write!(f, "busy:{unit}={ms}"),
+            Self::Busy { unit, ms } => write!(f, "busy:{unit}={}", short(*ms)),
         }
     }
+}
+
+/// A number without hundreds of zeros.
+fn short(number: f64) -> String {
+    let plain = number == 0.0 || (1e-6..1e9).contains(&number.abs());
+    if plain { number.to_string() } else { format!("{number:e}") }
 }
 
 impl FromStr for WhatIf {
@@ -76,11 +82,11 @@ impl FromStr for WhatIf {
             "without" => Ok(Self::Without { unit: unit(rest)? }),
             "slow" => match with_number()? {
                 (unit, factor) if factor.is_finite() && factor > 0.0 => Ok(Self::Slow { unit, factor }),
-                (_, factor) => Err(fail(format!("{factor} is no factor above 0"))),
+                (_, factor) => Err(fail(format!("{} is no factor above 0", short(factor)))),
             },
             "busy" => match with_number()? {
                 (unit, ms) if ms.is_finite() && ms >= 0.0 => Ok(Self::Busy { unit, ms }),
-                (_, ms) => Err(fail(format!("{ms} is no number of milliseconds"))),
+                (_, ms) => Err(fail(format!("{} is no number of milliseconds", short(ms)))),
             },
             other => Err(fail(format!("`{other}` is none of slow, without, busy"))),
         }
@@ -146,6 +152,7 @@ pub fn what_if(
     let plan = plan_with(method, request, options)?;
     let before = score(request, &plan, &[])?.1;
     let profile = changed(request.profile, changes);
+    check_size(&profile, changes)?;
     let gone: BTreeSet<&UnitAddress> =
         changes.iter().filter(|change| matches!(change, WhatIf::Without { .. })).map(WhatIf::unit).collect();
     let asked: Vec<UnitAddress> = if request.units.is_empty() {
@@ -215,6 +222,36 @@ fn check_changes(changes: &[WhatIf]) -> Result<(), PlanError> {
             _ => continue,
         };
         return Err(PlanError::WhatIfSyntax { text: change.to_string(), reason: reason.to_owned() });
+    }
+    Ok(())
+}
+
+/// Sums of times, and their products with powers, stay this far from where numbers end.
+const HEADROOM: f64 = 1e12;
+
+/// Refuses changes that make times too large to be added up.
+fn check_size(profile: &Profile, changes: &[WhatIf]) -> Result<(), PlanError> {
+    let on = |unit: &UnitAddress| -> f64 {
+        let records = profile.measurements.iter().filter(|record| record.units.last() == Some(unit));
+        let timings = records.filter_map(|record| match &record.outcome {
+            Outcome::Ok { timing, .. } => Some(timing),
+            _ => None,
+        });
+        let parts =
+            timings.flat_map(|timing| [&timing.total, &timing.h2d, &timing.dispatch, &timing.exec, &timing.d2h]);
+        parts.flatten().map(|samples| samples.max.max(samples.p90).max(samples.median)).sum()
+    };
+    for change in changes {
+        let (total, reason) = match change {
+            WhatIf::Slow { unit, factor } => {
+                (on(unit), format!("{} times what was measured is too long to add up", short(*factor)))
+            }
+            WhatIf::Busy { ms, .. } => (*ms, format!("{} ms are too long to add up", short(*ms))),
+            WhatIf::Without { .. } => continue,
+        };
+        if !(total * HEADROOM).is_finite() {
+            return Err(PlanError::WhatIfSyntax { text: change.to_string(), reason });
+        }
     }
     Ok(())
 }

@@ -1,21 +1,16 @@
 //! Certificates of linked and repeated stages, of several profiles and of weighted requests, against the independent checker.
 
+mod support;
+
 use serde_json::{Value, json};
-use trefoil_check::{CheckError, Verdict, check};
-use trefoil_core::{
-    Objective, OperatorGraph, OperatorId, Outcome, Plan, Profile, Samples, TensorEdge, TensorId, UnitKind,
-};
+use support::certified::{has, paper, proof, refused, scale, value};
+use trefoil_check::check;
+use trefoil_core::{Objective, OperatorGraph, OperatorId, Outcome, Profile, Samples, TensorEdge, TensorId, UnitKind};
 use trefoil_plan::testing::{Numbers, ProfileBuilder, graph};
-use trefoil_plan::{
-    Application, Budget, ConcurrentRequest, PlanOptions, PlanRequest, Stage, StageLink, certificate, concurrent,
-};
+use trefoil_plan::{Application, Budget, ConcurrentRequest, PlanOptions, PlanRequest, Stage, StageLink, concurrent};
 
 fn quick() -> PlanOptions {
     PlanOptions { budget: Budget::Steps(40_000), ..PlanOptions::default() }
-}
-
-fn value(profile: &Profile) -> Value {
-    serde_json::to_value(profile).unwrap()
 }
 
 /// A model of its own name; tensors of 64 bytes, with the input `x` and, read by the second operator, the input `state`.
@@ -104,33 +99,6 @@ impl Linked {
     fn values(&self) -> Vec<Value> {
         self.profiles.iter().map(value).collect()
     }
-}
-
-fn paper(requests: &[PlanRequest<'_>], plan: &Plan) -> Value {
-    serde_json::to_value(certificate(requests, plan).unwrap()).unwrap()
-}
-
-fn proof<'p>(paper: &'p mut Value, kind: &str) -> &'p mut Value {
-    let proofs = paper["bound"]["proofs"].as_array_mut().unwrap();
-    proofs.iter_mut().find(|proof| proof["kind"] == kind).unwrap_or_else(|| panic!("no proof `{kind}`"))
-}
-
-fn has(verdict: &Verdict, kind: &str) -> bool {
-    verdict.proofs.iter().any(|proof| proof == kind)
-}
-
-fn refused(paper: &Value, profiles: &[Value], what: &str, tamper: impl Fn(&mut Value)) -> CheckError {
-    let mut forged = paper.clone();
-    tamper(&mut forged);
-    assert_ne!(&forged, paper, "{what} changes something");
-    match check(&forged, profiles) {
-        Ok(verdict) => panic!("{what} passes: {verdict:?}"),
-        Err(error) => error,
-    }
-}
-
-fn scale(value: &mut Value, factor: f64) {
-    *value = json!(value.as_f64().unwrap() * factor);
 }
 
 #[test]

@@ -3,14 +3,15 @@
 mod support;
 
 use serde_json::{Value, json};
+use support::certified::{bound_refused, paper, proof, scale, value};
 use support::{Dice, Instance, Shape};
 use trefoil_check::{CheckError, check};
 use trefoil_core::{Objective, OperatorGraph, OperatorId, UnitKind};
 use trefoil_plan::problem::Goal;
 use trefoil_plan::testing::{Numbers, ProfileBuilder, chain, graph};
 use trefoil_plan::{
-    Budget, METHODS, PlanError, PlanOptions, PlanRequest, certificate, import, model_bound, pareto_plans, plan_several,
-    plan_with,
+    Application, Budget, ConcurrentRequest, METHODS, PlanError, PlanOptions, PlanRequest, certificate, concurrent,
+    import, model_bound, pareto_plans, plan_several, plan_with,
 };
 
 fn quick() -> PlanOptions {
@@ -105,7 +106,7 @@ fn two_requests_and_hand_made_splits_are_refused_too() {
 #[test]
 fn bounds_with_limits_hold_and_are_higher_than_without() {
     let mut dice = Dice(41);
-    let (mut higher, mut met, mut all) = (0, 0, 0);
+    let (mut higher, mut met, mut all, mut weighted_higher) = (0, 0, 0, 0);
     let rounds = if std::env::var_os("TREFOIL_LONG_TESTS").is_some() { 8000 } else { 800 };
     for number in 0..rounds {
         let shape = Shape {
@@ -116,27 +117,32 @@ fn bounds_with_limits_hold_and_are_higher_than_without() {
             slowdown: number % 2 == 0,
             speedup: number % 8 == 0,
             shared: number % 5 == 0,
-            requests: 1,
+            requests: 1 + usize::from(number % 3 == 0),
         };
         let instance = Instance::random(shape, &mut dice).limited(&mut dice);
         let free = Instance { memory: vec![None; shape.units], ..instance.clone() };
-        let (mut makespan, mut joules) = (f64::INFINITY, f64::INFINITY);
+        let (mut makespan, mut joules, mut weighted) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
         instance.all_schedules(&mut |_, tasks, order| {
-            let (end, energy, _) = instance.simulate(tasks, order);
+            let (end, energy, completion) = instance.simulate(tasks, order);
             (makespan, joules) = (makespan.min(end), joules.min(energy));
+            let of = instance.requests.iter().zip(completion);
+            let sum: f64 = of.map(|(&(release, _, weight), end)| weight * (end - release).max(0.0)).sum();
+            weighted = weighted.min(sum / instance.requests.iter().map(|request| request.2).sum::<f64>());
         });
-        for (goal, least) in [(Goal::Makespan, makespan), (Goal::Energy, joules)] {
+        let all_goals = [(Goal::Makespan, makespan), (Goal::Energy, joules), (Goal::WeightedCompletion, weighted)];
+        for (goal, least) in all_goals {
             let bound = |instance: &Instance| model_bound(&instance.problem().with_goal(goal).unwrap()).value;
             let (with, without) = (bound(&instance), bound(&free));
             assert!(with <= least * (1.0 + 1e-9) + 1e-12, "{number} {goal:?}: {with} above {least}\n{instance:?}");
             assert!(with >= without * (1.0 - 1e-9), "{number} {goal:?}: {with} below {without}");
             all += 1;
             higher += usize::from(with > without * (1.0 + 1e-6));
+            weighted_higher += usize::from(goal == Goal::WeightedCompletion && with > without * (1.0 + 1e-6));
             met += usize::from(with >= least * (1.0 - 1e-6));
         }
     }
     println!("{higher} of {all} bounds are higher with limits, {met} meet the optimum");
-    assert!(higher * 10 > all, "{higher} of {all}");
+    assert!(higher * 10 > all && weighted_higher * 10 > rounds, "{higher} of {all}, {weighted_higher} of {rounds}");
 }
 
 /// Oracle: a knapsack. On a chain of lone operators without transfers the time is the sum of what each takes where it is.
@@ -271,4 +277,70 @@ fn certificates_count_limits_and_tampered_prices_fail() {
         }
     }
     assert!(with_prices * 2 > checked, "{with_prices} of {checked}");
+}
+
+/// Requests of different weights share what a limited unit holds; raising any of it is refused.
+#[test]
+fn weighted_completions_count_limits_in_their_certificates() {
+    let (mut counted, mut higher) = (0, 0.0f64);
+    for seed in 1..=8u64 {
+        let mut numbers = Numbers(seed * 7919 + 5);
+        let mut roll = || numbers.next().unwrap();
+        roll();
+        // Each model fits on the second unit, both do not.
+        let mut models = Vec::new();
+        for number in 0..2 {
+            let mut graph = chain(5, 64);
+            graph.fingerprint = format!("{number:032x}");
+            for (at, operator) in graph.operators.iter_mut().enumerate() {
+                operator.signature.0 = format!("{number:016x}{at:016x}");
+                operator.weight_bytes = 10 + (90.0 * roll()) as u64;
+            }
+            let mut ms = |scale: f64| (0..5).map(|_| Some(scale * (0.5 + roll()))).collect::<Vec<_>>();
+            let (cpu, npu) = (ms(2.0), ms(0.7));
+            let mut builder = ProfileBuilder::new(&graph)
+                .unit("a:CPU", UnitKind::Cpu)
+                .unit("b:NPU", UnitKind::Npu)
+                .operators(0, &cpu)
+                .operators(1, &npu)
+                .transfers(&[(0, 0.02), (64, 0.05)]);
+            builder.profile.units[1].limits.memory_bytes = Some(350);
+            models.push((graph, builder.profile));
+        }
+        let applications = vec![
+            Application::new(&models[0].1, &models[0].0).every(2, 0.0, 1.0).weighing(3.0),
+            Application::new(&models[1].1, &models[1].0).every(1, 0.5, 1.0),
+        ];
+        let asked = ConcurrentRequest { weighted: true, ..ConcurrentRequest::new(applications) };
+        let plan = concurrent(&asked, &quick()).unwrap();
+        let requests = [0, 1].map(|at: usize| PlanRequest::new(&models[at].1, &models[at].0));
+        let paper = paper(&requests, &plan);
+        let profiles = [value(&models[0].1), value(&models[1].1)];
+        let verdict = check(&paper, &profiles).unwrap_or_else(|error| panic!("{seed}: {error}"));
+        let completions = |paper: &Value| {
+            let proofs = paper["bound"]["proofs"].as_array().unwrap();
+            proofs.iter().find(|proof| proof["kind"] == "completions").unwrap().clone()
+        };
+        if completions(&paper).get("memory").is_none() {
+            continue;
+        }
+        counted += 1;
+        higher = higher.max(verdict.bound.unwrap());
+        let refuse = |what: &str, tamper: &dyn Fn(&mut Value)| {
+            bound_refused(&paper, &profiles, &format!("{seed}: {what}"), |forged| tamper(proof(forged, "completions")));
+        };
+        refuse("a higher value", &|proof| scale(&mut proof["value"], 1.001));
+        refuse("higher potentials", &|proof| {
+            let rows = proof["executions"].as_array_mut().unwrap().iter_mut();
+            for row in rows.flat_map(|one| one["potentials"].as_array_mut().unwrap()) {
+                row.as_array_mut().unwrap().iter_mut().for_each(|value| scale(value, 1.001));
+            }
+        });
+        refuse("an execution less", &|proof| drop(proof["executions"].as_array_mut().unwrap().pop()));
+        refuse("limits that are worth nothing", &|proof| {
+            proof["memory"].as_object_mut().unwrap().values_mut().for_each(|price| scale(price, 0.5));
+        });
+        refuse("memory that has no limit", &|proof| proof["memory"]["a:CPU"] = json!(1.0));
+    }
+    assert!(counted >= 3 && higher > 0.0, "{counted} of 8 count limits");
 }

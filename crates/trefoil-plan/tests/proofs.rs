@@ -1,44 +1,17 @@
 //! The proofs that certificates gained: priced loads, minimum cuts, weighted completions, searches. Real ones pass, tampered ones fail.
 
+mod support;
+
 use serde_json::{Value, json};
-use trefoil_check::{CheckError, Verdict, check};
-use trefoil_core::{Objective, Plan, Profile};
+use support::certified::{bound_refused as refused, has, paper, proof, value};
+use trefoil_check::{CheckError, check};
+use trefoil_core::Objective;
 use trefoil_plan::generate::{GraphSpec, Shape, instance};
 use trefoil_plan::testing::{ProfileBuilder, graph};
-use trefoil_plan::{
-    Application, Budget, ConcurrentRequest, PlanOptions, PlanRequest, certificate, concurrent, plan_with,
-};
+use trefoil_plan::{Application, Budget, ConcurrentRequest, PlanOptions, PlanRequest, concurrent, plan_with};
 
 fn quick() -> PlanOptions {
     PlanOptions { budget: Budget::Steps(60_000), ..PlanOptions::default() }
-}
-
-fn value(profile: &Profile) -> Value {
-    serde_json::to_value(profile).unwrap()
-}
-
-fn paper(requests: &[PlanRequest<'_>], plan: &Plan) -> Value {
-    serde_json::to_value(certificate(requests, plan).unwrap()).unwrap()
-}
-
-fn proof<'p>(paper: &'p mut Value, kind: &str) -> &'p mut Value {
-    let proofs = paper["bound"]["proofs"].as_array_mut().unwrap();
-    proofs.iter_mut().find(|proof| proof["kind"] == kind).unwrap_or_else(|| panic!("no proof `{kind}`"))
-}
-
-fn has(verdict: &Verdict, kind: &str) -> bool {
-    verdict.proofs.iter().any(|proof| proof == kind)
-}
-
-/// Applies a change and expects the bound to be refused.
-fn refused(paper: &Value, profiles: &[Value], what: &str, tamper: impl Fn(&mut Value)) {
-    let mut forged = paper.clone();
-    tamper(&mut forged);
-    assert_ne!(&forged, paper, "{what} changes something");
-    match check(&forged, profiles) {
-        Err(CheckError::Bound(_)) => {}
-        other => panic!("{what}: {other:?}"),
-    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use trefoil_core::{CoreError, Objective, OperatorGraph, OperatorId, Origin, Outcome, Samples, UnitKind, Work};
 use trefoil_plan::testing::{ProfileBuilder, chain, graph};
-use trefoil_plan::{METHODS, PlanError, PlanRequest, baselines, explain, import, plan};
+use trefoil_plan::{METHODS, PlanError, PlanOptions, PlanRequest, baselines, explain, import, plan, plan_several};
 
 /// Four operators; the second runs on `b` only, the fourth on `a` only.
 fn sample() -> (OperatorGraph, ProfileBuilder) {
@@ -351,4 +351,31 @@ fn fewer_cores_may_be_the_best_single_unit() {
     let pinned = PlanRequest { pins: vec!["*=a:CPU".parse().unwrap()], ..PlanRequest::new(&builder.profile, &graph) };
     let found = trefoil_plan::plan_with("auto", &pinned, &options).unwrap();
     assert_eq!(found.segments[0].unit.to_string(), "a:CPU");
+}
+
+#[test]
+fn a_profile_that_repeats_a_unit_is_refused_with_its_name() {
+    let (graph, builder) = sample();
+    let mut profile = builder.profile;
+    let first = profile.units[0].clone();
+    profile.units.push(first);
+    let error = plan("auto", &PlanRequest::new(&profile, &graph)).unwrap_err();
+    assert_eq!(error, PlanError::Core(CoreError::RepeatedUnit { unit: "a:CPU".into() }));
+    let text = error.to_string();
+    assert!(text.contains("`a:CPU` twice") && !text.contains('\n'), "{text}");
+}
+
+#[test]
+fn methods_of_one_model_say_who_plans_several() {
+    let (graph, builder) = sample();
+    let request = PlanRequest::new(&builder.profile, &graph);
+    let pair = [request.clone(), request];
+    for method in ["dag", "interval", "phases", "pipeline", "pareto", "single:a:CPU"] {
+        let error = plan_several(method, &pair, &PlanOptions::default()).unwrap_err();
+        let PlanError::OneModel { given: 2, .. } = &error else { panic!("{method}: {error}") };
+        let text = error.to_string();
+        assert!(text.contains(method) && text.contains("concurrent, aligned, joint, joint-units"), "{text}");
+    }
+    let error = plan_several("nonsense", &pair, &PlanOptions::default()).unwrap_err();
+    assert!(matches!(error, PlanError::UnknownMethod { .. }), "{error}");
 }

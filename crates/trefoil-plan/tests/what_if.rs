@@ -160,3 +160,19 @@ fn core_counts_are_modes_of_a_unit() {
     assert_eq!([unit(0), unit(3)], ["a:CPU@0-1", "a:CPU@0-1"]);
     assert_ne!(unit(1), unit(2), "memory-bound operators take a core each");
 }
+
+#[test]
+fn changes_that_make_times_endless_are_refused_in_one_short_line() {
+    let (graph, builder) = two_units();
+    let request = PlanRequest::new(&builder.profile, &graph);
+    for change in ["slow:a:CPU=1e308", "slow:a:CPU=1e300", "busy:b:CPU=1e308"] {
+        let changes: Vec<WhatIf> = vec![change.parse().unwrap()];
+        let error = what_if("dag", &request, &PlanOptions::default(), &changes).unwrap_err().to_string();
+        assert!(error.contains(change) && error.contains("too long to add up"), "{error}");
+        assert!(!error.contains('\n') && error.len() < 200, "{error}");
+    }
+    // What is merely very slow is planned around.
+    let changes: Vec<WhatIf> = vec!["slow:a:CPU=1e12".parse().unwrap()];
+    let replay = what_if("interval", &request, &PlanOptions::default(), &changes).unwrap();
+    assert!(replay.replanned.is_finite() && replay.replanned < 1e6, "{replay}");
+}

@@ -23,6 +23,7 @@ fn contradictory_flags_are_one_clear_line() {
     let pins = [format!("*={cpu}"), format!("*={npu}")];
     let gone = format!("without:{cpu}");
     let slow = format!("slow:{cpu}=2");
+    let (endless, forever) = (format!("slow:{cpu}=1e308"), format!("busy:{cpu}=1e308"));
     let cases: Vec<(Vec<&str>, &str)> = vec![
         (vec!["plan", "p.json", "--method", &single, "-u", npu], "-u names sim:lunar-lake/NPU"),
         (vec!["plan", "p.json", "--method", &single, "-u", cpu, "-u", npu], "uses sim:lunar-lake/CPU alone"),
@@ -38,6 +39,12 @@ fn contradictory_flags_are_one_clear_line() {
         (vec!["plan", "p.json", "--method", "joint"], "two requests"),
         (vec!["plan", "p.json", "--what-if", &gone, "--what-if", &slow], "takes the unit away"),
         (vec!["plan", "p.json", "--what-if", &slow, "--what-if", &slow], "slowed twice"),
+        (vec!["plan", "p.json", "--what-if", &endless], "too long to add up"),
+        (vec!["plan", "p.json", "--what-if", &forever], "too long to add up"),
+        (vec!["plan", "p.json", "p.json", "--method", "dag"], "plans one model, but 2 were given; concurrent, aligned"),
+        (vec!["plan", "p.json", "p.json", "--method", "pipeline"], "plans one model"),
+        (vec!["plan", "p.json", "p.json", "--method", &single], "plans one model"),
+        (vec!["plan", "p.json", "p.json", "--method", "nonsense"], "no planning method `nonsense`"),
         (vec!["plan", "p.json", "--granularity", "node"], "--on"),
         (vec!["plan", "p.json", "--what-if", &gone, "--diff", "p.json"], "--diff"),
         (vec!["explain", "p.json", "--method", "pareto"], "several plans"),
@@ -54,6 +61,29 @@ fn contradictory_flags_are_one_clear_line() {
     // Method `pipeline` is about throughput, asked for or not.
     let stream = json(&space.output(["plan", "p.json", "--method", "pipeline", "--json"]));
     assert!(stream["period_ms"].as_f64().is_some_and(|period| period > 0.0), "{stream:#}");
+}
+
+#[test]
+fn a_profile_that_repeats_a_unit_or_lacks_its_model_is_one_clear_line() {
+    let space = simulated();
+    let profile: Value = serde_json::from_str(&std::fs::read_to_string(space.path("p.json")).unwrap()).unwrap();
+    let refused = |what: &str, wants: &[&str], change: &dyn Fn(&mut Value)| {
+        let mut odd = profile.clone();
+        change(&mut odd);
+        std::fs::write(space.path("odd.json"), odd.to_string()).unwrap();
+        let message = space.fails(["plan", "odd.json"], 2);
+        assert!(wants.iter().all(|want| message.contains(want)), "{what}: {message}");
+    };
+    refused("a repeated unit", &["lists unit `sim:lunar-lake/CPU` twice"], &|odd| {
+        let first = odd["units"][0].clone();
+        odd["units"].as_array_mut().unwrap().push(first);
+    });
+    refused("no model", &["holds no model"], &|odd| odd["models"] = serde_json::json!([]));
+    refused("two models", &["holds 2 models", "into a file of its own"], &|odd| {
+        let mut other = odd["models"][0].clone();
+        other["model"] = "another".into();
+        odd["models"].as_array_mut().unwrap().push(other);
+    });
 }
 
 #[test]

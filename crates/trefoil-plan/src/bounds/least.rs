@@ -3,6 +3,7 @@
 use super::blocks::Blocks;
 use super::part::{Border, Part};
 use super::priced::{Moment, Pricing};
+use super::refute::{self, Stretch};
 use super::{BLOCK_ROUNDS, Effort};
 use crate::factors::class_index;
 use crate::problem::Problem;
@@ -45,6 +46,9 @@ struct Between<'b> {
     /// Local index of the jobs of the block looked at.
     local: Vec<u32>,
     rounds: usize,
+    /// Rounds and partial placements for each value that is to be refuted.
+    refuting: usize,
+    nodes: u64,
 }
 
 impl<'b> Between<'b> {
@@ -52,10 +56,14 @@ impl<'b> Between<'b> {
         let (jobs, units) = (problem.jobs().len(), least.units);
         let pairs = jobs * units * units;
         let series = series.filter(|series| !series.moments.is_empty() && blocks.inside.len() > 1);
-        let rounds = series.map_or(0, |series| series.effort.rounds(2 * pairs, units, 0, 40));
+        let paid = series.map_or(0, |series| series.effort.rounds(2 * pairs, units, 0, 40 + MOST_REFUTING));
+        let rounds = paid.min(40);
+        let refuting = (paid - rounds) / REFUTING_SHARE;
         let series = series.filter(|_| rounds > 0);
         let local = if series.is_some() { vec![u32::MAX; jobs] } else { Vec::new() };
-        Self { least, problem, blocks, series, before: None, local, rounds }
+        let stretches = blocks.inside.iter().filter(|inside| !inside.is_empty()).count() * units * units;
+        let nodes = series.map_or(0, |series| refute::nodes(Effort(series.effort.0 / 2.0), stretches));
+        Self { least, problem, blocks, series, before: None, local, rounds, refuting, nodes }
     }
 
     /// By unit of the cut (`None` after the last one): no earlier start, or end of everything, given what lies between the cut before
@@ -88,22 +96,46 @@ impl<'b> Between<'b> {
             None => vec![None],
         };
         for &to in &rows {
-            let mut floor = f64::INFINITY;
+            let border = |from: Option<usize>| Border {
+                before: before.zip(from),
+                after: cut.zip(to),
+                local: &self.local,
+                inputs: before.is_none(),
+                outputs: cut.is_none(),
+                classed: series.classed,
+                charges: &least_times.charges,
+            };
+            // By unit of the cut before: the floor, prices that show it, and whether more was tried.
+            let mut found: Vec<(f64, Vec<f64>, bool)> = Vec::with_capacity(columns.len());
             for &from in &columns {
-                let border = Border {
-                    before: before.zip(from),
-                    after: cut.zip(to),
-                    local: &self.local,
-                    inputs: before.is_none(),
-                    outputs: cut.is_none(),
-                    classed: series.classed,
-                    charges: &least_times.charges,
-                };
-                let part = Part::new(problem, inside, border);
+                let part = Part::new(problem, inside, border(from));
                 let (value, witness) = Pricing::new(&part, series.moments).search(Some(&start), self.rounds, 0);
-                start = witness.weights;
-                floor = floor.min(from.map_or(0.0, ended) + value);
+                start.clone_from(&witness.weights);
+                found.push((from.map_or(0.0, ended) + value, witness.weights, false));
             }
+            // Only the least of them counts: it is raised until another one is the least.
+            let lowest = |found: &[(f64, Vec<f64>, bool)]| {
+                (0..found.len())
+                    .min_by(|&a, &b| found[a].0.total_cmp(&found[b].0))
+                    .filter(|&at| !found[at].2 && found[at].0.is_finite())
+            };
+            while let Some(at) = lowest(&found) {
+                let begins = columns[at].map_or(0.0, ended);
+                let stretch = Stretch {
+                    problem,
+                    least: least_times,
+                    jobs: inside,
+                    border: border(columns[at]),
+                    arrivals: false,
+                    moments: series.moments,
+                    rounds: self.refuting,
+                    nodes: self.nodes,
+                    earliest: 0.0,
+                };
+                found[at].0 = begins + stretch.bound(found[at].0 - begins, &found[at].1);
+                found[at].2 = true;
+            }
+            let floor = found.iter().map(|found| found.0).fold(f64::INFINITY, f64::min);
             match to {
                 Some(unit) => floors[unit] = floors[unit].max(floor),
                 None => floors.iter_mut().for_each(|slot| *slot = slot.max(floor)),
@@ -115,6 +147,10 @@ impl<'b> Between<'b> {
         floors
     }
 }
+
+/// Rounds that refuting values may take for one pair of cuts' units, and what part of them one value gets.
+const MOST_REFUTING: usize = 192;
+const REFUTING_SHARE: usize = 12;
 
 /// Above this many units sets are not listed; all of them then count as free of slowdown and of shared resources.
 const LISTED_UNITS: usize = 10;
@@ -156,6 +192,11 @@ impl LeastTimes {
     /// The same with what jobs cost beyond their time, row-major jobs × units in the goal's unit.
     pub fn charging(&self, charges: Vec<f64>) -> Self {
         Self { charges, ..self.clone() }
+    }
+
+    /// Number of units.
+    pub fn units(&self) -> usize {
+        self.units
     }
 
     /// Smallest factor of any work on a unit.
@@ -335,6 +376,39 @@ impl LeastTimes {
             }
         }
         best
+    }
+
+    /// The weights at which given loads of units take longest: no set of units does more than 1 of weighted work in a millisecond.
+    pub fn balance(&self, loads: &[f64]) -> Vec<f64> {
+        let mut weights = vec![1.0; self.units];
+        let mut best = (0.0, weights.clone());
+        for round in 0..BLOCK_ROUNDS {
+            let (most, set) = self.most_work(&weights);
+            for weight in &mut weights {
+                *weight /= most;
+            }
+            let value: f64 = loads.iter().zip(&weights).map(|(load, weight)| load * weight).sum();
+            if value > best.0 {
+                best = (value, weights.clone());
+            }
+            let mut slope = loads.to_vec();
+            for &(unit, rate) in set {
+                slope[unit] -= value * rate;
+            }
+            let steepest = slope.iter().fold(0.0f64, |most, slope| most.max(slope.abs()));
+            if steepest <= value * 1e-9 {
+                break;
+            }
+            let pace = 0.5 / (1.0 + round as f64).sqrt();
+            weights.iter_mut().zip(&slope).for_each(|(weight, slope)| *weight *= (pace * slope / steepest).exp());
+        }
+        self.normalised(&best.1)
+    }
+
+    /// Weights scaled so that the busiest set does 1 of weighted work in a millisecond.
+    pub fn normalised(&self, weights: &[f64]) -> Vec<f64> {
+        let most = self.most_work(weights).0;
+        weights.iter().map(|weight| weight / most).collect()
     }
 
     /// The set of units that does the most weighted work in a unit of time, with their rates.

@@ -12,15 +12,18 @@
 //! * **Priced load.** The same with transfers, which occupy their destination, and with weights by class of work: [`priced`].
 //! * **Series.** A job that is before or after every other one (a cut) splits time: all before it end before it starts. The
 //!   load bound then holds between every two cuts, given the units that both are on, and adds up with the critical path over them.
+//! * **By contradiction.** If anything took less than v, jobs that are too long on a unit could not be there: [`refute`].
 //! * **Memory.** Where units limit what they hold, the same with a price of every byte on such a unit: [`memory`].
 //! * **Energy.** Work and transfers at prices of watts above idling, as a minimum cut for two units and by the dual of [`priced`] for
 //!   more, plus idling for as long as the makespan's bound.
 
 mod blocks;
+mod enumerate;
 mod least;
 pub(crate) mod memory;
 pub(crate) mod part;
 pub(crate) mod priced;
+mod refute;
 
 pub(crate) use blocks::Blocks;
 pub(crate) use least::LeastTimes;
@@ -30,8 +33,9 @@ use crate::problem::{Goal, Problem};
 use crate::request::PlanOptions;
 use crate::view::CostView;
 use least::Series;
-use part::Part;
+use part::{Border, Part};
 use priced::{Pricing, moments};
+use refute::Stretch;
 
 /// What a bound rests on.
 #[derive(Debug, Clone, PartialEq)]
@@ -119,18 +123,10 @@ fn bound_by(problem: &Problem, least: &LeastTimes, effort: Effort) -> Bound {
     match problem.goal() {
         Goal::Makespan => makespan_bound(problem, least, effort),
         Goal::WeightedCompletion => {
-            let ends = least.earliest_ends(problem);
-            let mut completion = vec![0.0f64; problem.requests().len()];
-            for (job, details) in problem.jobs().iter().enumerate() {
-                let slot = &mut completion[details.request as usize];
-                *slot = slot.max(least.end_with_handover(problem, &ends, job));
-            }
-            let (mut sum, mut weights) = (0.0, 0.0);
-            for (request, end) in problem.requests().iter().zip(completion) {
-                sum += request.weight * (end - request.release_ms).max(0.0);
-                weights += request.weight;
-            }
-            Bound { value: if weights > 0.0 { sum / weights } else { 0.0 }, kind: BoundKind::Requests }
+            let value = |least: &LeastTimes| completions(problem, &by_request(problem, least)).0;
+            let step = (problem.jobs().len() * problem.units().len()) as f64 * 40.0;
+            let full = |least: &LeastTimes| Bound { value: value(least), kind: BoundKind::Requests };
+            memory::with_memory(problem, least, memory::Limits::narrowing(effort, step), value, full)
         }
         Goal::Energy => {
             let idle = problem.idle_watts().unwrap_or(0.0);
@@ -149,6 +145,31 @@ fn bound_by(problem: &Problem, least: &LeastTimes, effort: Effort) -> Bound {
             Bound { value: ((work.value + idle * idling) / 1e3).max(0.0), kind: BoundKind::Energy }
         }
     }
+}
+
+/// The weighted mean of what each request takes at least by its own critical path, and the earliest ends that show it.
+pub(crate) fn completions(problem: &Problem, least: &LeastTimes) -> (f64, Vec<f64>) {
+    let ends = least.earliest_ends(problem);
+    let mut completion = vec![0.0f64; problem.requests().len()];
+    for (job, details) in problem.jobs().iter().enumerate() {
+        let slot = &mut completion[details.request as usize];
+        *slot = slot.max(least.end_with_handover(problem, &ends, job));
+    }
+    let (mut sum, mut weights) = (0.0, 0.0);
+    for (request, end) in problem.requests().iter().zip(completion) {
+        sum += request.weight * (end - request.release_ms).max(0.0);
+        weights += request.weight;
+    }
+    (if weights > 0.0 { sum / weights } else { 0.0 }, ends)
+}
+
+/// The same with charges that count in the mean as often as they are: the time of a request counts there by its weight only, so what
+/// its jobs are charged is divided by its share of all weights. (A path stays within its request, so nothing is charged twice.)
+pub(crate) fn by_request(problem: &Problem, least: &LeastTimes) -> LeastTimes {
+    let total: f64 = problem.requests().iter().map(|request| request.weight).sum();
+    let (jobs, units) = (problem.jobs(), problem.units().len());
+    let times = |at: usize| total / problem.requests()[jobs[at / units].request as usize].weight;
+    least.charging(least.charges.iter().enumerate().map(|(at, charge)| charge * times(at)).collect())
 }
 
 /// The least energy of work and transfers beyond idling, in joules.
@@ -218,14 +239,33 @@ fn makespan_at(problem: &Problem, least: &LeastTimes, blocks: &Blocks, effort: E
     let (load, weights) = least.load(problem, &all, true, rounds);
     let earliest = earliest(problem);
     let load = load + earliest;
-    let priced_rounds = Effort(effort.0 / 2.0).rounds(all.len(), units, 0, 240);
+    let paid = Effort(effort.0 / 2.0).rounds(all.len(), units, 0, 1_000);
+    let priced_rounds = paid.min(240);
     // Transfers seldom double the load: where the path is much longer there is nothing to gain.
     let priced = if moments.is_empty() || load < 0.4 * series || all.len() < 2 || priced_rounds < 2 {
         0.0
     } else {
         let part = Part::whole(problem, classed, &least.charges);
         let start: Vec<f64> = (0..2 * units).map(|at| weights[at / 2]).collect();
-        Pricing::new(&part, &moments).search(Some(&start), priced_rounds / 2, priced_rounds / 2).0 + earliest
+        let (priced, witness) =
+            Pricing::new(&part, &moments).search(Some(&start), priced_rounds / 2, priced_rounds / 2);
+        let mut local = vec![0; all.len()];
+        for (at, &job) in problem.topological().iter().enumerate() {
+            local[job as usize] = at as u32;
+        }
+        let charges = &least.charges;
+        let stretch = Stretch {
+            problem,
+            least,
+            jobs: problem.topological(),
+            border: Border { local: &local, inputs: true, outputs: true, classed, charges, ..Border::default() },
+            arrivals: true,
+            moments: &moments,
+            rounds: (paid - priced_rounds) / 18,
+            nodes: refute::nodes(Effort(effort.0 / 4.0), 1),
+            earliest,
+        };
+        stretch.bound((priced + earliest).max(series), &witness.weights)
     };
     let kinds = [
         (series, BoundKind::Series),

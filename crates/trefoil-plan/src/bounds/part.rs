@@ -156,6 +156,12 @@ impl Part {
         part
     }
 
+    /// The same with some pairs of jobs and units (row-major) left out.
+    pub(super) fn without(&self, left: &[bool]) -> Self {
+        let ms = self.ms.iter().zip(left).map(|(&ms, &left)| if left { ms } else { f64::INFINITY });
+        Self { ms: ms.collect(), ..self.clone() }
+    }
+
     pub(super) fn jobs(&self) -> usize {
         self.reads.len()
     }

@@ -95,6 +95,8 @@ pub(crate) struct Pricing<'p> {
     loads: Vec<f64>,
     /// What the cheapest placement is charged beyond its priced time.
     charged: f64,
+    /// A bound of this much is enough.
+    enough: f64,
 }
 
 impl<'p> Pricing<'p> {
@@ -110,7 +112,16 @@ impl<'p> Pricing<'p> {
             chosen: vec![0; part.jobs()],
             loads: vec![0.0; 2 * units],
             charged: 0.0,
+            enough: f64::INFINITY,
         }
+    }
+
+    /// Whether a bound of `enough` is found in so many rounds, beginning with some weights.
+    pub fn reaches(&mut self, start: &[f64], rounds: usize, enough: f64) -> bool {
+        self.enough = enough;
+        let found = self.search(Some(start), rounds, rounds).0 >= enough;
+        self.enough = f64::INFINITY;
+        found
     }
 
     /// The best bound found in `rounds` rounds of weights and `sharpen` rounds of payments, with its witness. `start` are weights
@@ -129,7 +140,10 @@ impl<'p> Pricing<'p> {
             if value > best.0 {
                 best = (value, Witness { weights: weights.clone(), paid: paid.clone() });
             }
-            if since > PATIENCE || !self.ascend(&mut weights, value, busiest, 0.5 / (1.0 + round as f64).sqrt()) {
+            if since > PATIENCE
+                || best.0 >= self.enough
+                || !self.ascend(&mut weights, value, busiest, 0.5 / (1.0 + round as f64).sqrt())
+            {
                 break;
             }
         }
@@ -144,7 +158,7 @@ impl<'p> Pricing<'p> {
             if value > best.0 {
                 best = (value, Witness { weights: weights.clone(), paid: paid.clone() });
             }
-            if since > PATIENCE {
+            if since > PATIENCE || best.0 >= self.enough {
                 break;
             }
             self.agree(&mut paid, scale * 0.5 / (1.0 + 0.2 * round as f64));

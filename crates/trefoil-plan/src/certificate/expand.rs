@@ -55,7 +55,7 @@ pub(super) fn parallel(views: &[&CostView<'_>], plan: &Plan) -> Result<(Plan, Cl
     Ok((plan, Claim { rule, value: cost, simulated_ms: simulation.makespan_ms }, costs))
 }
 
-/// The plan with every segment run operator by operator, each at its isolated cost; `None` where one has none.
+/// The plan with every segment run operator by operator, each at its cost as a segment of its own; `None` where one has none.
 fn expand(views: &[&CostView<'_>], plan: &Plan) -> Option<Plan> {
     let mut apart = Plan { segments: Vec::new(), tasks: Vec::new(), ..plan.clone() };
     let mut lone: BTreeMap<(SegmentId, usize), SegmentId> = BTreeMap::new();
@@ -73,12 +73,12 @@ fn expand(views: &[&CostView<'_>], plan: &Plan) -> Option<Plan> {
         let view = views.get(segment.model as usize)?;
         let unit = view.unit_index(&segment.unit)?;
         for (place, &operator) in segment.operators.iter().enumerate() {
-            let cost = view.table.cost(operator, unit)?;
+            let cost = view.segment(&[operator], unit).ok()?;
             let cost = CostRef {
                 ms: cost.ms,
                 joules: view.table.watts[unit].map(|watts| watts * cost.ms / 1e3),
                 origin: cost.origin,
-                measurements: cost.ids.clone(),
+                measurements: cost.ids,
             };
             let next = SegmentId(apart.segments.len() as u32);
             let piece = *lone.entry((id, place)).or_insert(next);

@@ -154,7 +154,7 @@ pub struct Claim {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Costs {
-    /// Those of one task per operator, at its isolated cost.
+    /// Those of one task per operator, at its cost as a segment of its own: measured as such, else isolated.
     Operators,
     /// Those of segments, at measured or estimated costs.
     Segments,
@@ -253,10 +253,17 @@ pub enum Proof {
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         memory: MemoryPrices,
     },
-    /// Every request takes as long as the longest of its models' paths.
+    /// Every request takes as long as the longest of its models' paths: those of the proofs before, or with prices of memory those
+    /// stated here.
     Completions {
         /// The bound on the weighted mean completion in milliseconds.
         value: f64,
+        /// Every execution, its charges divided by its request's share of all weights.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        executions: Vec<ExecutionPotentials>,
+        /// Prices of memory.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        memory: MemoryPrices,
     },
     /// Every operator's least energy above idle (with payments: and transfers'), and idle power for the makespan that the
     /// proofs before it show.
@@ -314,7 +321,7 @@ impl Proof {
             | Self::WorkloadPath { value, .. }
             | Self::Load { value, .. }
             | Self::PricedLoad { value, .. }
-            | Self::Completions { value }
+            | Self::Completions { value, .. }
             | Self::Search { value }
             | Self::Energy { value, .. } => *value,
         }
@@ -337,7 +344,8 @@ pub struct Cut {
 /// Whatever is wrong with a request; [`trefoil_core::CoreError`] when the plan is for other models or uses units that the requests do not
 /// have; [`PlanError::Stuck`] when it cannot run.
 pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certificate, PlanError> {
-    let views: Vec<CostView<'_>> = requests.iter().map(CostView::new).collect::<Result<_, _>>()?;
+    let views: Vec<CostView<'_>> =
+        requests.iter().map(|request| view_of(request, requests.len())).collect::<Result<_, _>>()?;
     let views: Vec<&CostView<'_>> = views.iter().collect();
     let Some(&first) = views.first() else { return Err(PlanError::NoUnits) };
     let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
@@ -419,6 +427,16 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
         bound: Some(CertifiedBound { costs, value: best.min(claim.value), proofs }),
         claim,
     })
+}
+
+/// The view of one of several requests: of a workload's pins each needs to match somewhere, not in every model.
+fn view_of<'a>(request: &PlanRequest<'a>, requests: usize) -> Result<CostView<'a>, PlanError> {
+    if requests == 1 {
+        return CostView::new(request);
+    }
+    let mut own = request.clone();
+    own.pins.retain(|pin| request.graph.operators.iter().any(|operator| pin.matches(operator)));
+    CostView::new(&own)
 }
 
 fn fixed(views: &[&CostView<'_>]) -> Vec<Fixed> {

@@ -3,10 +3,9 @@
 use super::prices::{Prices, with_memory};
 use super::shares::{Share, priced_energy, priced_load};
 use super::{Costs, Cut, ExecutionPotentials, MemoryPrices, Proof, Rule};
-use crate::bounds::{Blocks, LeastTimes, priced};
+use crate::bounds::{Blocks, LeastTimes, by_request, completions, priced};
 use crate::cuts::IntervalGraph;
 use crate::problem::{Instance, Link, Problem, ProblemRequest};
-use crate::quality::cheapest_cuts;
 use crate::sequential::PaperCosts;
 use crate::view::CostView;
 use crate::{Factors, PlanError};
@@ -154,7 +153,7 @@ pub(super) fn parallel(
     let mut paths: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     let once = executions.len() == 1 && !linked && !repeated;
     for (model, view) in views.iter().enumerate().filter(|_| rule != Rule::Period && !linked) {
-        let problem = least_problem(&[view], Problem::from_view(view)?, costs)?;
+        let problem = one_execution(view, costs)?;
         let segments = (costs == Costs::Segments).then_some(*view);
         let mut proof = with_memory(&problem, &|prices| path(&problem, once, model, segments, prices));
         if let Proof::Path { value, .. } = &mut proof {
@@ -171,21 +170,20 @@ pub(super) fn parallel(
         .map(|(&(model, item), &iterations)| Instance { model: model as usize, item, iterations, request: 0 })
         .collect();
     if linked {
-        let problem = least_problem(views, linked_problem(views, &groups, plan, &instances, &arrival)?, costs)?;
+        let problem = linked_problem(views, &groups, plan, &instances, &arrival, costs)?;
         let mut least = LeastTimes::new(&problem);
         if costs == Costs::Segments {
             least.starts(views);
         }
         proofs.push(if rule == Rule::WeightedCompletion {
             // What it shows of each item counts, which prices of memory raise for some only.
-            paths = completions(&problem, &least, &arrival);
+            paths = times_of_items(&problem, &least, &arrival);
             workload_path(&problem, &least, Prices::default())
         } else {
             with_memory(&problem, &|prices| workload_path(&problem, &least, prices))
         });
     }
-    let whole = Problem::from_instances(views, &groups, &instances, &[], vec![ProblemRequest::default()])?;
-    let mut whole = least_problem(views, whole, costs)?;
+    let mut whole = priced_problem(views, &groups, &instances, &[], vec![ProblemRequest::default()], costs)?;
     if rule == Rule::Period {
         whole = without_slowdown(&whole)?;
     }
@@ -206,7 +204,7 @@ pub(super) fn parallel(
             let of = executions.iter().filter(|entry| entry.0.0 as usize == model);
             let count = of.clone().map(|entry| f64::from(*entry.1)).sum();
             let once = !linked && of.clone().all(|entry| *entry.1 == 1);
-            Ok(Share { model, problem: least_problem(&[view], Problem::from_view(view)?, costs)?, count, once })
+            Ok(Share { model, problem: one_execution(view, costs)?, count, once })
         })
         .collect::<Result<_, PlanError>>()?;
     proofs.push(load.clone());
@@ -238,9 +236,60 @@ pub(super) fn parallel(
         let (sum, weights) = requests
             .values()
             .fold((0.0, 0.0), |(sum, weights), &(time, weight)| (sum + weight * time, weights + weight));
-        proofs.push(Proof::Completions { value: if weights > 0.0 { sum / weights } else { 0.0 } });
+        let value = if weights > 0.0 { sum / weights } else { 0.0 };
+        let by_paths = Proof::Completions { value, executions: Vec::new(), memory: MemoryPrices::new() };
+        let limited = whole.units().iter().any(|unit| unit.memory_bytes.is_some());
+        let priced = if limited { Some(priced_completions(views, &groups, plan, &instances, costs)?) } else { None };
+        proofs.push(priced.filter(|priced| priced.value() > value).unwrap_or(by_paths));
     }
     Ok(proofs)
+}
+
+/// The mean of what requests take at least, with prices of memory.
+fn priced_completions(
+    views: &[&CostView<'_>],
+    groups: &[Vec<Vec<OperatorId>>],
+    plan: &Plan,
+    instances: &[Instance],
+    costs: Costs,
+) -> Result<Proof, PlanError> {
+    let mut numbers: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut requests = Vec::new();
+    let mut instances = instances.to_vec();
+    for instance in &mut instances {
+        let of = (instance.model as u32, instance.item);
+        let asked = plan.requests.iter().find(|request| (request.model, request.item) == of);
+        let Some(asked) = asked else {
+            return Err(PlanError::Stuck { reason: format!("item {} of model {} belongs to no request", of.1, of.0) });
+        };
+        instance.request = *numbers.entry(asked.request).or_insert_with(|| {
+            let (release_ms, weight) = (asked.arrival_ms, asked.weight);
+            requests.push(ProblemRequest { release_ms, weight, ..ProblemRequest::default() });
+            requests.len() as u32 - 1
+        });
+    }
+    let links = links_of(plan, &instances)?;
+    let problem = priced_problem(views, groups, &instances, &links, requests, costs)?;
+    let mut least = LeastTimes::new(&problem);
+    if costs == Costs::Segments {
+        least.starts(views);
+    }
+    Ok(with_memory(&problem, &|prices| {
+        let charged = by_request(&problem, &least.charging(prices.charges.to_vec()));
+        let (mean, ends) = completions(&problem, &charged);
+        let executions = executions(&problem, &ends);
+        Proof::Completions { value: mean - prices.allowance, executions, memory: prices.named(&problem) }
+    }))
+}
+
+/// Links between instances.
+fn links_of(plan: &Plan, instances: &[Instance]) -> Result<Vec<Link>, PlanError> {
+    let end = |end: LinkEnd| {
+        let number = instances.iter().position(|one| (one.model, one.item) == (end.model as usize, end.item));
+        let lost = || PlanError::Stuck { reason: format!("a link names item {}, which is not executed", end.item) };
+        number.map(|number| (number, end.tensor)).ok_or_else(lost)
+    };
+    plan.links.iter().map(|link| Ok(Link { from: end(link.from)?, to: end(link.to)? })).collect()
 }
 
 /// The problem of a plan with links: an instance of each (model, item), each arriving as its request does.
@@ -250,31 +299,30 @@ fn linked_problem(
     plan: &Plan,
     instances: &[Instance],
     arrival: &dyn Fn(u32, u32) -> f64,
+    costs: Costs,
 ) -> Result<Problem, PlanError> {
-    let end = |end: LinkEnd| {
-        let number = instances.iter().position(|one| (one.model, one.item) == (end.model as usize, end.item));
-        let lost = || PlanError::Stuck { reason: format!("a link names item {}, which is not executed", end.item) };
-        number.map(|number| (number, end.tensor)).ok_or_else(lost)
-    };
-    let links: Vec<Link> = plan
-        .links
-        .iter()
-        .map(|link| Ok(Link { from: end(link.from)?, to: end(link.to)? }))
-        .collect::<Result<_, PlanError>>()?;
+    let links = links_of(plan, instances)?;
     let instances: Vec<Instance> =
         instances.iter().zip(0..).map(|(one, request)| Instance { request, ..one.clone() }).collect();
     let requests = instances
         .iter()
         .map(|one| ProblemRequest { release_ms: arrival(one.model as u32, one.item), ..ProblemRequest::default() })
         .collect();
-    Problem::from_instances(views, groups, &instances, &links, requests)
+    priced_problem(views, groups, &instances, &links, requests, costs)
 }
 
 /// Earliest ends over arrivals, links and repetitions.
 fn workload_path(problem: &Problem, least: &LeastTimes, prices: Prices<'_>) -> Proof {
-    let units = problem.units().len();
     let least = least.charging(prices.charges.to_vec());
     let ends = least.earliest_ends(problem);
+    let value = (0..problem.jobs().len()).map(|job| least.end_with_handover(problem, &ends, job)).fold(0.0, f64::max);
+    let value = value - prices.allowance;
+    Proof::WorkloadPath { value, executions: executions(problem, &ends), memory: prices.named(problem) }
+}
+
+/// Earliest ends by execution.
+fn executions(problem: &Problem, ends: &[f64]) -> Vec<ExecutionPotentials> {
+    let units = problem.units().len();
     let mut executions: Vec<ExecutionPotentials> = Vec::new();
     // Jobs are the operators in order, execution by execution.
     for (at, job) in problem.jobs().iter().enumerate() {
@@ -287,13 +335,15 @@ fn workload_path(problem: &Problem, least: &LeastTimes, prices: Prices<'_>) -> P
             last.potentials.push(ends[at * units..][..units].to_vec());
         }
     }
-    let value = (0..problem.jobs().len()).map(|job| least.end_with_handover(problem, &ends, job)).fold(0.0, f64::max);
-    let value = value - prices.allowance;
-    Proof::WorkloadPath { value, executions, memory: prices.named(problem) }
+    executions
 }
 
 /// By model and item: the least time from arrival to completion.
-fn completions(problem: &Problem, least: &LeastTimes, arrival: &dyn Fn(u32, u32) -> f64) -> BTreeMap<(u32, u32), f64> {
+fn times_of_items(
+    problem: &Problem,
+    least: &LeastTimes,
+    arrival: &dyn Fn(u32, u32) -> f64,
+) -> BTreeMap<(u32, u32), f64> {
     let ends = least.earliest_ends(problem);
     let mut paths: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     for (at, job) in problem.jobs().iter().enumerate() {
@@ -303,9 +353,22 @@ fn completions(problem: &Problem, least: &LeastTimes, arrival: &dyn Fn(u32, u32)
     paths
 }
 
-/// The problem whose jobs take the least that their operators can add to a plan of segments.
-fn least_problem(views: &[&CostView<'_>], problem: Problem, costs: Costs) -> Result<Problem, PlanError> {
-    if costs == Costs::Operators { Ok(problem) } else { cheapest_cuts(&problem, views) }
+/// The problem whose jobs take what their operators cost one by one, or the least that they can add to a plan of segments.
+fn priced_problem(
+    views: &[&CostView<'_>],
+    groups: &[Vec<Vec<OperatorId>>],
+    instances: &[Instance],
+    links: &[Link],
+    requests: Vec<ProblemRequest>,
+    costs: Costs,
+) -> Result<Problem, PlanError> {
+    let of = if costs == Costs::Operators { Problem::from_instances } else { Problem::least_of_instances };
+    of(views, groups, instances, links, requests)
+}
+
+/// The same for one execution of one model.
+fn one_execution(view: &CostView<'_>, costs: Costs) -> Result<Problem, PlanError> {
+    if costs == Costs::Operators { Problem::from_view(view) } else { Problem::of_least(view) }
 }
 
 /// The same problem on units that leave each other alone: a period counts no slowdown.

@@ -1,13 +1,16 @@
 //! Exact search for small problems: every assignment of jobs to units, every order on every resource, by branch and bound.
 //!
-//! The outer search assigns jobs in topological order and prunes by the critical path and the loads of what is assigned. For
-//! a whole assignment the inner search walks through time: at every event each step that could start now is started or held
-//! back; a step held back may only start once another step has used one of its resources, because the simulator would start
-//! it earlier otherwise. That way exactly the schedules that resource orders can express are visited.
+//! The outer search (here) assigns jobs in topological order and prunes by the critical path, the loads of what is assigned (transfers
+//! included) and, at the prices of units that bound the load best, the work of everything. For
+//! a whole assignment the inner search ([`super::orders`]) tries all orders.
 
 use super::decode::{Choice, Decoder};
+use super::orders::Inner;
 use crate::bounds::LeastTimes;
-use crate::problem::{Goal, MEMORY, Problem, Schedule, Score, Step};
+use crate::problem::{Problem, Schedule, Score};
+
+/// Rounds of the search for prices of units.
+const PRICE_ROUNDS: usize = 200;
 
 /// Most search nodes, outer and inner together.
 pub(crate) const NODE_LIMIT: u64 = 3_000_000;
@@ -24,10 +27,23 @@ pub(crate) struct Exact {
 pub(crate) fn branch_and_bound(problem: &Problem, incumbent: Score, limit: u64) -> Exact {
     let least = LeastTimes::new(problem);
     let free = least.earliest_ends(problem);
+    let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
+    let prices = least.normalised(&least.load(problem, &all, true, PRICE_ROUNDS).1);
+    let mut place = vec![0u32; all.len()];
+    let mut rest = vec![0.0; all.len() + 1];
+    for (at, &job) in problem.topological().iter().enumerate().rev() {
+        place[job as usize] = at as u32;
+        let cheapest = (0..prices.len()).map(|unit| prices[unit] * with_handovers(problem, job as usize, unit));
+        rest[at] = rest[at + 1] + cheapest.fold(f64::INFINITY, f64::min);
+    }
     let mut search = Outer {
         problem,
         least: &least,
         free,
+        place,
+        prices,
+        rest,
+        priced: 0.0,
         decoder: Decoder::new(problem),
         unit: vec![0; problem.jobs().len()],
         ends: vec![0.0; problem.jobs().len()],
@@ -39,11 +55,26 @@ pub(crate) fn branch_and_bound(problem: &Problem, incumbent: Score, limit: u64) 
     search.best
 }
 
+/// A job's time on a unit with handing its outputs over, undisturbed.
+fn with_handovers(problem: &Problem, job: usize, unit: usize) -> f64 {
+    let dense = &problem.dense;
+    let handed = dense.outputs.row(job).iter().map(|&tensor| dense.to_host[tensor as usize * dense.units + unit]);
+    dense.ms(job, unit) + handed.sum::<f64>()
+}
+
 struct Outer<'p> {
     problem: &'p Problem,
     least: &'p LeastTimes,
     /// Earliest ends when nothing is assigned, row-major jobs × units.
     free: Vec<f64>,
+    /// Place of each job in the topological order.
+    place: Vec<u32>,
+    /// Of units: no set of them that can be busy at once does more than 1 of priced work in a millisecond.
+    prices: Vec<f64>,
+    /// The least priced work of all jobs from each place on.
+    rest: Vec<f64>,
+    /// The priced work of what is assigned, transfers included.
+    priced: f64,
     decoder: Decoder<'p>,
     unit: Vec<u32>,
     /// Earliest end of each assigned job.
@@ -84,26 +115,39 @@ impl Outer<'_> {
             }
             let time = self.least.ms(job, unit);
             self.ends[job] = start + time;
+            let moved = self.brought(job, unit);
+            let busy = time + moved * self.least.transfer_factor(unit);
+            let before = (self.priced, self.load.clone());
+            self.priced += self.prices[unit] * (with_handovers(problem, job, unit) + moved);
             for &resource in &problem.platform.unit_resources[unit] {
-                self.load[resource as usize] += time;
+                self.load[resource as usize] += busy;
             }
             if self.may_improve(depth + 1) {
                 self.assign(depth + 1);
             }
-            for &resource in &problem.platform.unit_resources[unit] {
-                self.load[resource as usize] -= time;
-            }
+            (self.priced, self.load) = before;
             if !self.best.complete {
                 return;
             }
         }
     }
 
+    /// Milliseconds of the transfers to the unit that the job is the first there to need.
+    fn brought(&self, job: usize, unit: usize) -> f64 {
+        let dense = &self.problem.dense;
+        let first = |tensor: &&u32| {
+            let mut readers = dense.consumers.row(**tensor as usize).iter().map(|&reader| reader as usize);
+            !readers.any(|reader| self.place[reader] < self.place[job] && self.unit[reader] as usize == unit)
+        };
+        let fresh = dense.inputs.row(job).iter().filter(first).map(|&tensor| tensor as usize);
+        fresh.map(|tensor| dense.transfer(tensor, self.problem.source(tensor, &self.unit), unit)).sum()
+    }
+
     /// Whether the bound of the first `depth` assigned jobs leaves room for something better.
     fn may_improve(&self, depth: usize) -> bool {
         let problem = self.problem;
         let (dense, units) = (&problem.dense, self.problem.dense.units);
-        let mut makespan = self.load.iter().copied().fold(0.0, f64::max);
+        let mut makespan = self.load.iter().copied().fold(self.priced + self.rest[depth], f64::max);
         let mut completion = vec![0.0f64; problem.requests().len()];
         let mut ends = self.free.clone();
         let mut joules = 0.0;
@@ -149,7 +193,7 @@ impl Outer<'_> {
         // Units that draw less than idling make the sum no bound; nothing is pruned by energy then.
         let frugal = (0..units).any(|unit| problem.units()[unit].watts.unwrap_or(0.0) < idle);
         let joules = if frugal { 0.0 } else { (joules + idle * makespan) / 1e3 };
-        bound_leaves_room(problem.score(makespan, joules, &completion, &[]), &self.best.score)
+        problem.score(makespan, joules, &completion, &[]).is_better(&self.best.score)
     }
 
     /// Everything is assigned: search the orders.
@@ -171,295 +215,6 @@ impl Outer<'_> {
         }
         let schedule = Schedule::from_jobs(problem, self.unit.clone(), problem.topological());
         let Ok(edges) = problem.step_edges(&schedule) else { return };
-        let mut inner = Inner::new(problem, self.least, &schedule, &edges, excess);
-        inner.search(State::new(&inner, problem), &mut self.best, self.limit);
-    }
-}
-
-/// A bound that equals the incumbent up to rounding leaves no room.
-fn bound_leaves_room(bound: Score, incumbent: &Score) -> bool {
-    bound.is_better(incumbent)
-}
-
-/// The order search for one assignment; steps are positions in `steps`.
-struct Inner<'p> {
-    problem: &'p Problem,
-    steps: Vec<Step>,
-    unit: Vec<u32>,
-    step_unit: Vec<u32>,
-    class: Vec<u8>,
-    ms: Vec<f64>,
-    /// Least milliseconds.
-    least: Vec<f64>,
-    release: Vec<f64>,
-    after: Vec<Vec<u32>>,
-    before: Vec<Vec<u32>>,
-    request: Vec<Option<u32>>,
-    excess: f64,
-    /// Watts above idling of each step's unit.
-    more: Vec<f64>,
-    idle: f64,
-    frugal: bool,
-}
-
-#[derive(Clone)]
-struct State {
-    now: f64,
-    joules: f64,
-    /// Unfinished predecessors.
-    missing: Vec<u32>,
-    left: Vec<f64>,
-    started: Vec<bool>,
-    done: Vec<bool>,
-    ends: Vec<f64>,
-    /// Held back until a resource of theirs was used again.
-    held: Vec<bool>,
-    /// Considered at this instant.
-    order: Vec<u32>,
-    running: Vec<u32>,
-    free: Vec<bool>,
-}
-
-impl State {
-    fn new(inner: &Inner<'_>, problem: &Problem) -> Self {
-        let count = inner.steps.len();
-        Self {
-            now: 0.0,
-            joules: 0.0,
-            missing: inner.before.iter().map(|before| before.len() as u32).collect(),
-            left: inner.ms.clone(),
-            started: vec![false; count],
-            done: vec![false; count],
-            ends: vec![0.0; count],
-            held: vec![false; count],
-            order: Vec::with_capacity(count),
-            running: Vec::new(),
-            free: vec![true; problem.resources().len()],
-        }
-    }
-}
-
-impl<'p> Inner<'p> {
-    fn new(problem: &'p Problem, least: &LeastTimes, schedule: &Schedule, edges: &[(u32, u32)], excess: f64) -> Self {
-        let dense = &problem.dense;
-        let steps = schedule.order.clone();
-        let idle = problem.idle_watts().unwrap_or(0.0);
-        let (mut before, mut after) = (vec![Vec::new(); steps.len()], vec![Vec::new(); steps.len()]);
-        for &(first, then) in edges {
-            before[then as usize].push(first);
-            after[first as usize].push(then);
-        }
-        let step_unit: Vec<u32> = steps.iter().map(|&step| problem.step_unit(step, &schedule.unit)).collect();
-        let ms: Vec<f64> = steps.iter().map(|&step| problem.step_ms(step, &schedule.unit)).collect();
-        let of = |at: usize| (steps[at], step_unit[at] as usize);
-        let more: Vec<f64> =
-            step_unit.iter().map(|&unit| problem.units()[unit as usize].watts.unwrap_or(0.0) - idle).collect();
-        Self {
-            problem,
-            class: (0..steps.len())
-                .map(|at| match of(at) {
-                    (Step::Job(job), unit) => dense.class[job as usize * dense.units + unit],
-                    _ => MEMORY,
-                })
-                .collect(),
-            least: (0..steps.len())
-                .map(|at| match of(at) {
-                    (Step::Job(job), unit) => least.ms(job as usize, unit),
-                    (_, unit) => ms[at] * least.transfer_factor(unit),
-                })
-                .collect(),
-            release: (0..steps.len())
-                .map(|at| match steps[at] {
-                    Step::Job(job) => dense.release[job as usize],
-                    Step::Transfer { tensor, .. } | Step::Handover(tensor) => dense.tensor_release[tensor as usize],
-                })
-                .collect(),
-            request: steps
-                .iter()
-                .map(|&step| match step {
-                    Step::Job(job) => Some(problem.jobs()[job as usize].request),
-                    Step::Handover(tensor) => Some(problem.jobs()[dense.producer[tensor as usize] as usize].request),
-                    Step::Transfer { .. } => None,
-                })
-                .collect(),
-            frugal: more.iter().any(|&more| more < 0.0),
-            more,
-            idle,
-            steps,
-            unit: schedule.unit.clone(),
-            step_unit,
-            ms,
-            after,
-            before,
-            excess,
-        }
-    }
-
-    fn resources(&self, step: usize) -> &[u32] {
-        &self.problem.platform.unit_resources[self.step_unit[step] as usize]
-    }
-
-    fn can_start(&self, state: &State, step: usize) -> bool {
-        !state.started[step]
-            && !state.held[step]
-            && state.missing[step] == 0
-            && self.release[step] <= state.now
-            && self.resources(step).iter().all(|&resource| state.free[resource as usize])
-    }
-
-    fn search(&mut self, state: State, best: &mut Exact, limit: u64) {
-        best.nodes += 1;
-        if best.nodes > limit {
-            best.complete = false;
-            return;
-        }
-        if !self.may_improve(&state, &best.score) {
-            return;
-        }
-        let Some(step) = (0..self.steps.len()).find(|&step| self.can_start(&state, step)) else {
-            if let Some(next) = self.advance(state, best) {
-                self.search(next, best, limit);
-            }
-            return;
-        };
-        // Holding back is for the sake of another step that takes one of its resources first.
-        let rival = (0..self.steps.len()).any(|other| {
-            other != step
-                && !state.started[other]
-                && self.resources(other).iter().any(|resource| self.resources(step).contains(resource))
-        });
-        let mut begun = state.clone();
-        begun.started[step] = true;
-        begun.order.push(step as u32);
-        begun.running.push(step as u32);
-        for &resource in self.resources(step) {
-            begun.free[resource as usize] = false;
-        }
-        // What waits for these resources may go when they are free again.
-        for other in 0..self.steps.len() {
-            if begun.held[other] && self.resources(other).iter().any(|resource| self.resources(step).contains(resource))
-            {
-                begun.held[other] = false;
-            }
-        }
-        self.search(begun, best, limit);
-        if rival && best.complete {
-            let mut held = state;
-            held.held[step] = true;
-            self.search(held, best, limit);
-        }
-    }
-
-    /// Lets time pass until something ends or arrives; `None` at the end or when nothing ever will.
-    fn advance(&self, mut state: State, best: &mut Exact) -> Option<State> {
-        let problem = self.problem;
-        let arrival = (0..self.steps.len())
-            .filter(|&step| !state.started[step] && self.release[step] > state.now)
-            .map(|step| self.release[step])
-            .fold(f64::INFINITY, f64::min);
-        if state.running.is_empty() && arrival.is_infinite() {
-            if state.done.iter().all(|&done| done) {
-                let score = self.score(&state);
-                if score.is_better(&best.score) {
-                    best.score = score;
-                    best.schedule = Some(Schedule {
-                        unit: self.unit.clone(),
-                        order: state.order.iter().map(|&step| self.steps[step as usize]).collect(),
-                        after: Vec::new(),
-                    });
-                }
-            }
-            return None;
-        }
-        let kind = |step: u32| (self.step_unit[step as usize], self.class[step as usize]);
-        let rates: Vec<f64> = state
-            .running
-            .iter()
-            .map(|&step| {
-                let (unit, class) = kind(step);
-                let others = state.running.iter().filter(|&&other| other != step).map(|&other| kind(other));
-                1.0 / problem.platform.factors.slowdown(unit, class, others)
-            })
-            .collect();
-        let waits = |(&step, rate): (&u32, &f64)| state.left[step as usize] / rate;
-        let step_ms = state.running.iter().zip(&rates).map(waits).fold(arrival - state.now, f64::min);
-        let power: f64 = state.running.iter().map(|&step| self.more[step as usize]).sum();
-        state.joules += (self.idle + power) * step_ms / 1e3;
-        state.now = if step_ms.to_bits() == (arrival - state.now).to_bits() { arrival } else { state.now + step_ms };
-        let running = std::mem::take(&mut state.running);
-        for (&step, rate) in running.iter().zip(&rates) {
-            let at = step as usize;
-            if state.left[at] / rate <= step_ms * (1.0 + crate::engine::SIMULTANEOUS) {
-                state.left[at] = 0.0;
-                state.done[at] = true;
-                state.ends[at] = state.now;
-                for &resource in self.resources(at) {
-                    state.free[resource as usize] = true;
-                }
-                for &next in &self.after[at] {
-                    state.missing[next as usize] -= 1;
-                }
-            } else {
-                state.left[at] -= step_ms * rate;
-                state.running.push(step);
-            }
-        }
-        Some(state)
-    }
-
-    fn score(&self, state: &State) -> Score {
-        let mut completion = vec![0.0f64; self.problem.requests().len()];
-        for (request, &end) in self.request.iter().zip(&state.ends) {
-            if let Some(request) = request {
-                let slot = &mut completion[*request as usize];
-                *slot = slot.max(end);
-            }
-        }
-        let mut score = self.problem.score(state.now, state.joules, &completion, &[]);
-        score.excess_bytes = self.excess;
-        score
-    }
-
-    /// Bound: everything left at its least, each resource one thing at a time.
-    fn may_improve(&self, state: &State, incumbent: &Score) -> bool {
-        let problem = self.problem;
-        let count = self.steps.len();
-        let mut ends = vec![0.0f64; count];
-        let mut load = vec![state.now; problem.resources().len()];
-        let mut completion = vec![0.0f64; problem.requests().len()];
-        let (mut makespan, mut joules) = (state.now, state.joules);
-        // `steps` is a topological order.
-        for step in 0..count {
-            ends[step] = if state.done[step] {
-                state.ends[step]
-            } else {
-                let share = if self.ms[step] > 0.0 { state.left[step] / self.ms[step] } else { 0.0 };
-                let left = self.least[step] * share;
-                for &resource in self.resources(step) {
-                    load[resource as usize] += left;
-                }
-                joules += (self.more[step] * left).max(0.0) / 1e3;
-                let ready = if state.started[step] {
-                    state.now
-                } else {
-                    let before = self.before[step].iter().map(|&before| ends[before as usize]);
-                    before.fold(state.now.max(self.release[step]), f64::max)
-                };
-                ready + left
-            };
-            makespan = makespan.max(ends[step]);
-            if let Some(request) = self.request[step] {
-                let slot = &mut completion[request as usize];
-                *slot = slot.max(ends[step]);
-            }
-        }
-        makespan = load.iter().copied().fold(makespan, f64::max);
-        joules += self.idle * (makespan - state.now) / 1e3;
-        if self.frugal && problem.goal() == Goal::Energy {
-            return true;
-        }
-        let mut bound = problem.score(makespan, joules, &completion, &[]);
-        bound.excess_bytes = self.excess;
-        bound_leaves_room(bound, incumbent)
+        Inner::new(problem, self.least, &schedule, &edges, excess).run(&mut self.best, self.limit);
     }
 }

@@ -15,6 +15,7 @@ pub(crate) mod construct;
 mod decode;
 mod exact;
 mod improve;
+mod orders;
 mod plan;
 mod window;
 
@@ -29,7 +30,7 @@ use construct::Guess;
 use decode::{Choice, Decoder};
 
 /// Most jobs that are searched exhaustively.
-pub const EXACT_JOBS: usize = 12;
+pub const EXACT_JOBS: usize = 14;
 /// Problems above this many jobs are improved window by window.
 pub const WINDOW_JOBS: usize = 160;
 
@@ -118,6 +119,23 @@ pub fn solve(problem: &Problem, hints: &[Vec<u32>], options: &PlanOptions) -> Re
         bound
     };
     Ok(Solution { schedule, evaluation, bound, exact })
+}
+
+/// Goes on from a solution by searching every assignment and every order, up to so many nodes: for measuring how good plans and bounds
+/// are.
+///
+/// # Errors
+/// [`PlanError::Stuck`] never, but for a mistake of the search.
+pub fn search_everything(problem: &Problem, from: &Solution, nodes: u64) -> Result<Solution, PlanError> {
+    let found = exact::branch_and_bound(problem, from.evaluation.score, nodes);
+    let (schedule, evaluation) = match found.schedule {
+        Some(schedule) => {
+            let evaluation = problem.evaluate(&schedule)?;
+            (schedule, evaluation)
+        }
+        None => (from.schedule.clone(), from.evaluation.clone()),
+    };
+    Ok(Solution { schedule, evaluation, bound: from.bound.clone(), exact: from.exact || found.complete })
 }
 
 /// About as many simulated steps as a share of a budget allows.

@@ -57,15 +57,30 @@ impl Problem {
     pub(crate) fn of_least(view: &CostView<'_>) -> Result<Self, PlanError> {
         let groups: Vec<Vec<OperatorId>> = view.graph.ids().map(|id| vec![id]).collect();
         let instance = Instance { model: 0, item: 0, iterations: 1, request: 0 };
-        let least = |operators: &[OperatorId], unit: usize| {
+        Self::least_of_instances(&[view], &[groups], &[instance], &[], vec![ProblemRequest::default()])
+    }
+
+    /// The same for several instances of several models.
+    pub(crate) fn least_of_instances(
+        views: &[&CostView<'_>],
+        groups: &[Vec<Vec<OperatorId>>],
+        instances: &[Instance],
+        links: &[Link],
+        requests: Vec<ProblemRequest>,
+    ) -> Result<Self, PlanError> {
+        let price = |view: &CostView<'_>, operators: &[OperatorId], unit: usize| {
             let sum = operators.iter().map(|&id| view.estimates[unit].least[id.index()]).sum::<f64>();
             match operators.iter().find(|&&id| !view.possible(id, unit)) {
                 None => Ok(sum),
                 Some(&id) => Err(view.why_impossible(id, unit)),
             }
         };
-        let problem = Self::priced(&[view], &[groups], &[instance], &[], vec![ProblemRequest::default()], &[&least])?;
-        crate::quality::cheapest_cuts(&problem, &[view])
+        let prices: Vec<_> = views
+            .iter()
+            .map(|&view| move |operators: &[OperatorId], unit: usize| price(view, operators, unit))
+            .collect();
+        let prices: Vec<&Price<'_>> = prices.iter().map(|price| price as &Price<'_>).collect();
+        crate::quality::cheapest_cuts(&Self::priced(views, groups, instances, links, requests, &prices)?, views)
     }
 
     /// The problem of several instances of several models. `groups` are per view; all views have the same units.
@@ -308,8 +323,12 @@ impl Builder<'_, '_> {
 }
 
 impl CostView<'_> {
-    /// The class that the simulator gives to a segment of these operators on a unit: what most of their isolated time is.
+    /// The class that the simulator gives to a segment of these operators on a unit: a single operator's own, else what most of
+    /// their isolated time is.
     pub(crate) fn class_of(&self, operators: &[OperatorId], unit: usize) -> OperatorClass {
+        if let [only] = operators {
+            return self.graph.operator(*only).class;
+        }
         let time = |class: OperatorClass| -> f64 {
             let ids = operators.iter().filter(|id| self.graph.operator(**id).class == class);
             ids.filter_map(|&id| self.table.cost(id, unit)).map(|cost| cost.ms).sum()

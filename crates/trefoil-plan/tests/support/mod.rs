@@ -3,6 +3,8 @@
 
 #![allow(dead_code)]
 
+pub mod certified;
+
 use std::collections::{BTreeMap, BTreeSet};
 use trefoil_core::{OperatorClass, OperatorId, TensorId, UnitAddress};
 use trefoil_plan::Factors;
