@@ -195,8 +195,10 @@ fn measure_together(
                 })
             })
             .collect();
-        let ended = workers.into_iter().map(|worker| worker.join());
-        ended.map(|ended| ended.unwrap_or_else(|cause| Err(panicked("rates", &*cause)))).collect()
+        workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|cause| Err(panicked("rates", &*cause))))
+            .collect()
     })
 }
 

@@ -136,7 +136,7 @@ fn order(spans: &[Span]) -> [Vec<Done>; 2] {
     })
 }
 
-fn ran(model: &Arc<Model>, items: &[StreamItem], costs: [Costs; 2], on: LastStageOn) -> Vec<Span> {
+fn ran(model: &Arc<Model>, items: Vec<StreamItem>, costs: [Costs; 2], on: LastStageOn) -> Vec<Span> {
     let clocks = Arc::new(Clocks::new());
     let mut lanes: Vec<Lane> = [0, 1]
         .map(|lane| {
@@ -148,7 +148,7 @@ fn ran(model: &Arc<Model>, items: &[StreamItem], costs: [Costs; 2], on: LastStag
         clocks.advance(done.lane, costs[done.lane].last);
         Ok(())
     };
-    let queue = Queue { items: items.to_vec().into_iter(), clocks: Arc::clone(&clocks) };
+    let queue = Queue { items: items.into_iter(), clocks: Arc::clone(&clocks) };
     run_data_parallel_with(&mut lanes, queue, on, &finish, &|_, _| Ok(())).unwrap().spans
 }
 
@@ -194,7 +194,7 @@ fn a_forecast_has_the_order_of_a_stream_that_runs() {
     let mut interruptions = 0;
     for (costs, on) in cases {
         for clips in [2, 3, 6] {
-            let (want, got) = (ran(&model, &items[..clips], costs, on), told(costs, BLOCKS, clips, on));
+            let (want, got) = (ran(&model, items[..clips].to_vec(), costs, on), told(costs, BLOCKS, clips, on));
             assert_eq!(order(&got), order(&want), "{costs:?} {on:?} {clips}");
             interruptions += got.iter().filter(|span| span.work == Work::Blocks && span.blocks < BLOCKS).count();
         }

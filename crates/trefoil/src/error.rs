@@ -83,8 +83,7 @@ impl CliError {
         use trefoil_weights::WeightsError;
         match self {
             Self::Profile(ProfileError::Interrupted { .. })
-            | Self::Video(VideoError::Interrupted { .. })
-            | Self::Video(VideoError::Weights(WeightsError::Stopped))
+            | Self::Video(VideoError::Interrupted { .. } | VideoError::Weights(WeightsError::Stopped))
             | Self::Weights(WeightsError::Stopped)
             | Self::Vae(VaeError::Stopped) => 130,
             Self::Stream { source, .. } if matches!(**source, VideoError::Interrupted { .. }) => 130,

@@ -15,6 +15,9 @@ use super::{DecoderKernels, DecoderMemory, DecoderPath, DecoderSession, Latent, 
 use crate::output::VideoFrame;
 use std::ops::Range;
 
+/// A clip that remembers less than this is not worth the work of cutting it.
+const WORTH_CUTTING: usize = 64 << 20;
+
 /// Rows and columns of a map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Window {
@@ -97,11 +100,12 @@ fn inside(spans: &[Range<usize>], side: usize, level: usize) -> (Range<usize>, b
 }
 
 impl VaeDecoder {
-    /// Bands in which a clip of latents of `height` × `width` is decoded where nothing else is asked for: two in f32 on the CPU, if each
-    /// leaves a third of the coarsest level's pixels out (from 42 latent pixels on in Wan2.1's decoder), else one. At 52 latent pixels
-    /// two bands compute a tenth more than one and remember little more than half.
+    /// Bands in which a clip of latents of `height` × `width` is decoded where nothing else is asked for: two in f32 on the CPU, if one
+    /// would remember 64 MiB or more and if each of two leaves a third of the coarsest level's pixels out (from 42 latent pixels on in
+    /// Wan2.1's decoder), else one. At 52 latent pixels two bands compute a tenth more than one and remember little more than half.
     pub fn bands(&self, height: usize, width: usize) -> usize {
-        if self.check_bands(height, width, 2).is_err() {
+        let is_large = |memory: DecoderMemory| memory.history >= WORTH_CUTTING;
+        if self.check_bands(height, width, 2).is_err() || !self.memory(height, width, 1).is_ok_and(is_large) {
             return 1;
         }
         let longer = height.max(width);

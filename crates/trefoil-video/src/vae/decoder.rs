@@ -5,7 +5,7 @@ use super::compute::{DecoderKernels, Filter, Gain, Target};
 use super::config::VaeConfig;
 use super::load::{Layout, Loader};
 use super::map::MapKind;
-use super::streamed::STREAMED_WEIGHTS;
+use super::streamed::Streaming;
 use super::{DecoderMemory, DecoderSession, VaeError};
 use serde::Serialize;
 use std::fmt;
@@ -233,17 +233,17 @@ impl VaeDecoder {
         (path, on): (&Path, DecoderPath),
         target: Target<'_>,
     ) -> Result<VaeDecoder, VaeError> {
-        VaeDecoder::load_streaming(checkpoint, config, (path, on), (target, STREAMED_WEIGHTS))
+        VaeDecoder::load_streaming(checkpoint, config, (path, on), (target, Streaming::WIDE))
     }
 
-    /// Wide filters of at least so many weights stay in the checkpoint's file, where they are the CPU's.
+    /// The filters that `streaming` says stay in the checkpoint's file, where they are the CPU's.
     pub(super) fn load_streaming(
         checkpoint: &Checkpoint,
         config: VaeConfig,
         (path, on): (&Path, DecoderPath),
-        target: (Target<'_>, usize),
+        (target, streaming): (Target<'_>, Streaming),
     ) -> Result<VaeDecoder, VaeError> {
-        let loader = Loader::new(checkpoint, path, config.num_res_blocks, target)?;
+        let loader = Loader::new(checkpoint, path, config.num_res_blocks, (target, streaming.from))?;
         let mut slots = Slots::default();
         let middle = config.middle();
         if !middle.is_multiple_of(32) {
@@ -261,6 +261,9 @@ impl VaeDecoder {
         );
         let mut levels = Vec::new();
         for (number, level) in config.levels().into_iter().enumerate() {
+            if number == streaming.levels {
+                loader.hold_all();
+            }
             let stem = format!("decoder.up_blocks.{number}");
             let mut residuals = Vec::new();
             for block in 0..=config.num_res_blocks {

@@ -28,7 +28,7 @@ pub(super) struct Loader<'c> {
     blocks: usize,
     target: Target<'c>,
     /// Weights from which on a filter stays in the file, and the files for it.
-    stream_from: usize,
+    stream_from: Cell<usize>,
     files: Arc<Checkpoint>,
     has_streamed: Cell<bool>,
 }
@@ -58,10 +58,15 @@ impl<'c> Loader<'c> {
             layout,
             blocks: num_res_blocks + 1,
             target,
-            stream_from,
+            stream_from: Cell::new(stream_from),
             files,
             has_streamed: Cell::new(false),
         })
+    }
+
+    /// From here on no filter stays in the file.
+    pub(super) fn hold_all(&self) {
+        self.stream_from.set(usize::MAX);
     }
 
     /// The files, if a filter stays in them.
@@ -124,7 +129,8 @@ impl<'c> Loader<'c> {
     /// A convolution `[outputs, inputs, frames, height, width]` with its bias.
     pub(super) fn conv(&self, stem: &str, shape: FilterShape) -> Result<Filter, VaeError> {
         let (weight, bias) = self.filter(stem, shape)?;
-        if matches!(self.target, Target::Cpu) && weight.len() >= self.stream_from && ConvWeights::is_direct(shape) {
+        if matches!(self.target, Target::Cpu) && weight.len() >= self.stream_from.get() && ConvWeights::is_direct(shape)
+        {
             let (tensor, dtype) = self.tensor(&format!("{stem}.weight"), &extents(shape))?;
             self.has_streamed.set(true);
             return Ok(Filter::Streamed(Streamed::new(self.files.clone(), (tensor.clone(), dtype), shape, bias)));

@@ -1,6 +1,6 @@
-//! Filters that stay in the checkpoint's file. A wide filter is 16 MB beside frames of a few, and is used once or twice for a latent
-//! frame: reading and packing it again each time costs time and spares the memory of all of them. At 416 × 240 on two cores the decoder
-//! took 9 % longer with this and with working frames given back, at 74 % of the memory.
+//! Filters that stay in the checkpoint's file. A wide filter of the middle and the coarsest level is 16 MB beside frames of a few, and is
+//! used once for a latent frame: reading and packing it again each time costs time and spares the memory of all of them. Those of the next
+//! level are used twice for a latent frame and again in every band, and are held.
 
 use super::VaeError;
 use std::sync::Arc;
@@ -8,8 +8,19 @@ use trefoil_kernels::{ConvWeights, FilterShape, Kernels, Workspace};
 use trefoil_weights::FloatType;
 use trefoil_weights::checkpoint::{Checkpoint, SourceTensor};
 
-/// Weights from which on a filter stays in its file, where it is not transformed.
-pub(super) const STREAMED_WEIGHTS: usize = 1 << 20;
+/// Which filters stay in their file, of those that are not transformed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Streaming {
+    /// Weights from which on one does.
+    pub(super) from: usize,
+    /// Levels, coarsest first, whose filters may; those of the middle may anyway.
+    pub(super) levels: usize,
+}
+
+impl Streaming {
+    /// What decoders do.
+    pub(super) const WIDE: Streaming = Streaming { from: 1 << 20, levels: 1 };
+}
 
 /// A filter in a file.
 #[derive(Debug)]
@@ -71,6 +82,7 @@ impl Streamed {
 
 #[cfg(test)]
 mod tests {
+    use super::Streaming;
     use crate::synthetic::write_vae_decoder;
     use crate::vae::compute::Target;
     use crate::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder, VaeError};
@@ -90,9 +102,15 @@ mod tests {
         write_vae_decoder(folder.path(), &config, 1).unwrap();
         let path = folder.path().join("diffusion_pytorch_model.safetensors");
         let checkpoint = Checkpoint::open(folder.path(), &[]).unwrap();
-        let load = |stream_from: usize| {
+        let load = |from: usize| {
             let on = (folder.path(), DecoderPath::F32);
-            VaeDecoder::load_streaming(&checkpoint, config.clone(), on, (Target::Cpu, stream_from)).unwrap()
+            VaeDecoder::load_streaming(
+                &checkpoint,
+                config.clone(),
+                on,
+                (Target::Cpu, Streaming { from, levels: usize::MAX }),
+            )
+            .unwrap()
         };
         let (resident, streamed) = (load(usize::MAX), load(0));
         let latent = Latent::new(16, 2, 1, 8, (0..16 * 16).map(|n| n as f32 / 300.0).collect()).unwrap();
@@ -140,9 +158,15 @@ mod tests {
         };
         write_vae_decoder(&folder, &config, 1).unwrap();
         let checkpoint = Checkpoint::open(&folder, &[]).unwrap();
-        let load = |stream_from: usize| {
+        let load = |from: usize| {
             let on = (folder.as_path(), DecoderPath::F32);
-            VaeDecoder::load_streaming(&checkpoint, config.clone(), on, (Target::Cpu, stream_from)).unwrap()
+            VaeDecoder::load_streaming(
+                &checkpoint,
+                config.clone(),
+                on,
+                (Target::Cpu, Streaming { from, levels: usize::MAX }),
+            )
+            .unwrap()
         };
         let (resident, streamed) = (load(usize::MAX), load(0));
         // The decoder has handles of its own: the folder may go.
