@@ -20,7 +20,7 @@ const HEADS: usize = 12;
 const FFN: usize = 8960;
 const TEXT: usize = 512;
 /// Rows of the feed-forward at a time, as in `trefoil-video`.
-const FFN_ROWS: usize = 1536;
+const FFN_ROWS: usize = 1560;
 const EPS: f32 = 1e-6;
 /// Scales that keep codes in range.
 const NORM: f32 = 4.0 / 127.0;

@@ -9,6 +9,9 @@
 #![allow(clippy::approx_constant, reason = "a minimax coefficient is near a constant, not one")]
 #![allow(clippy::excessive_precision, reason = "coefficients are printed as the f32 they are")]
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod vectors;
+
 /// Adding 1.5·2²³ leaves no fraction bits, so the addition itself rounds half to even; the low bits of the sum are the
 /// integer in two's complement.
 pub(crate) const ROUNDER: f32 = 12_582_912.0;
@@ -65,6 +68,11 @@ pub fn exp2(x: f32) -> f32 {
     }
 }
 
+/// `ln 2` in two parts; a product of the first with an exponent is exact.
+pub(crate) const LN_2: [f32; 2] = [0.693_359_375, -0.000_212_194_44];
+/// Coefficients of `Q₄` in `e^r = 1 + (r + r²·Q₄(r))`, highest first.
+pub(crate) const EXP_FRACTION: [f32; 5] = [0.001_381_446_7, 0.008_368_781, 0.041_668_393, 0.166_665_2, 0.499_999_94];
+
 /// `e^x`. Relative error ≤ 9·10⁻⁸ on −87..88; 0 below −87, `e⁸⁸` above 88, NaN for NaN.
 ///
 /// `n` = x·log₂e rounded half to even, `r = (x − n·C₁) − n·C₂` with `C₁ + C₂ = ln 2` and `n·C₁` exact,
@@ -75,12 +83,10 @@ pub fn exp(x: f32) -> f32 {
     let bounded = if bounded < -87.0 { -87.0 } else { bounded };
     let shifted = bounded * LOG2_E + ROUNDER;
     let n = shifted - ROUNDER;
-    let r = (bounded - n * 0.693_359_375) - n * -0.000_212_194_44;
-    let mut q = 0.001_381_446_7;
-    q = q * r + 0.008_368_781;
-    q = q * r + 0.041_668_393;
-    q = q * r + 0.166_665_2;
-    q = q * r + 0.499_999_94;
+    let [high, low] = LN_2;
+    let r = (bounded - n * high) - n * low;
+    let [q4, q3, q2, q1, q0] = EXP_FRACTION;
+    let q = (((q4 * r + q3) * r + q2) * r + q1) * r + q0;
     let p = (q * (r * r) + r) + 1.0;
     let scaled = f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23));
     if x >= -87.0 {
@@ -92,11 +98,14 @@ pub fn exp(x: f32) -> f32 {
     }
 }
 
+/// [`recip`] starts from this minus the bits of its argument.
+pub(crate) const RECIP_SEED: u32 = 0x7ef3_1200;
+
 /// `1/x` for 2⁻¹²⁵ ≤ x ≤ 2¹²⁵. Relative error ≤ 1.5·10⁻⁷. An integer seed (5 %) and three Newton steps
 /// `y ← y·(2 − x·y)`.
 #[inline(always)]
 pub fn recip(x: f32) -> f32 {
-    let mut y = f32::from_bits(0x7ef3_1200u32.wrapping_sub(x.to_bits()));
+    let mut y = f32::from_bits(RECIP_SEED.wrapping_sub(x.to_bits()));
     y *= 2.0 - x * y;
     y *= 2.0 - x * y;
     y * (2.0 - x * y)
@@ -126,11 +135,15 @@ pub fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
+/// `0.044715·√(8/π)` and `√(8/π)`.
+pub(crate) const GELU: [f32; 2] = [0.071_354_814, 1.595_769_1];
+
 /// `x/2·(1 + tanh(√(2/π)·(x + 0.044715x³)))`, computed as `x·sigmoid(x·(√(8/π) + 0.044715·√(8/π)·x²))`, which is the
 /// same function without its cancellation. Absolute error ≤ 2.2·10⁻⁷·max(1, |x|).
 #[inline(always)]
 pub fn gelu_tanh(x: f32) -> f32 {
-    x * sigmoid(x * ((x * x) * 0.071_354_814 + 1.595_769_1))
+    let [cube, linear] = GELU;
+    x * sigmoid(x * ((x * x) * cube + linear))
 }
 
 /// `tanh x`. Relative error ≤ 1.9·10⁻⁷. Below 0.625 `x + x·z·P₄(z)` with `z = x²`, else `1 − 2/(e^2|x| + 1)` with x's sign.

@@ -2,6 +2,9 @@
 //!
 //! Each row is one thread's work from start to end, so the number of threads changes nothing.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
 use crate::math::{code, dynamic_scale, exp, lane_sum, largest_magnitude, recip, round_f16, rsqrt};
 use crate::multiversion::multiversion;
 use crate::workspace::at_least;
@@ -187,7 +190,7 @@ multiversion! {
 }
 
 multiversion! {
-    pub(crate) fn quantise_row(values: &[f32], inverse: f32, codes: &mut [i8]) {
+    fn quantise_row(values: &[f32], inverse: f32, codes: &mut [i8]) {
         for (out, &value) in codes.iter_mut().zip(values) {
             *out = code(value, inverse);
         }
@@ -298,6 +301,34 @@ impl Kernels {
         Ok(())
     }
 
+    /// Does `work` on every part, straight from the input to codes; nothing where `sink` takes something else.
+    #[cfg(target_arch = "x86_64")]
+    fn to_codes(
+        &self,
+        (operator, eps): (&'static str, f32),
+        input: Rows<'_, f32>,
+        mut sink: RowSink<'_>,
+        workspace: &mut Workspace,
+        work: impl Fn(&mut avx512::ToCodes<'_, '_>) + Sync,
+    ) -> Result<(), KernelError> {
+        sink.check(operator, input.rows(), input.columns())?;
+        let per_column = 1.0 / input.columns() as f32;
+        self.run_parts(
+            input.rows(),
+            workspace,
+            |count| sink.take_rows(count),
+            |part| {
+                if let RowSink::Codes { out, scale } = &mut part.sink {
+                    let rows = input.part(part.first, part.rows);
+                    let (position, inverse) = (part.first, 1.0 / *scale);
+                    let ahead = avx512::TOGETHER * input.stride();
+                    work(&mut avx512::ToCodes { input: rows, position, out, per_column, eps, inverse, ahead });
+                }
+            },
+        );
+        Ok(())
+    }
+
     /// LayerNorm (biased variance) of every row with what follows it, in f32; `eps` is added to the variance.
     ///
     /// # Errors
@@ -324,6 +355,13 @@ impl Kernels {
             }
         }
         let per_column = 1.0 / input.columns() as f32;
+        #[cfg(target_arch = "x86_64")]
+        if self.isa() == crate::Isa::Avx512Vnni && matches!(sink, RowSink::Codes { .. }) {
+            return self.to_codes((operator, eps), input, sink, workspace, |rows| {
+                // SAFETY: the instruction set was just asked for.
+                unsafe { rows.layer_norm(modulation) }
+            });
+        }
         self.row_operator(operator, input, sink, workspace, |_, values, out| {
             layer_norm_row(self.supported(), values, per_column, eps, modulation, out);
         })
@@ -365,6 +403,21 @@ impl Kernels {
             }
         }
         let per_column = 1.0 / input.columns() as f32;
+        #[cfg(target_arch = "x86_64")]
+        if self.isa() == crate::Isa::Avx512Vnni
+            && matches!(sink, RowSink::Codes { .. })
+            && rotary.is_none_or(avx512::rotates)
+        {
+            return self.to_codes((operator, eps), input, sink, workspace, |rows| {
+                // SAFETY: the instruction set was just asked for.
+                unsafe {
+                    match rotary {
+                        Some(table) => rows.rotary_rms_norm(gain, table),
+                        None => rows.rms_norm(gain),
+                    }
+                }
+            });
+        }
         self.row_operator(operator, input, sink, workspace, |row, values, out| {
             rms_norm_row(self.supported(), values, per_column, eps, gain, out);
             if let Some(table) = rotary {

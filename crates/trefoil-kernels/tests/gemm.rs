@@ -41,7 +41,8 @@ struct Case {
 
 fn case() -> impl Strategy<Value = Case> {
     (
-        1usize..60,
+        // Few rows and many have ways of their own.
+        prop_oneof![1usize..60, 90usize..140],
         1usize..150,
         1usize..100,
         prop_oneof![2 => Just(0usize), 1 => 1usize..40],

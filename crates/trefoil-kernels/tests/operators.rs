@@ -214,6 +214,15 @@ proptest! {
             let sink = RowSink::F32 { out: RowsMut::dense("y", &mut out, rows, columns).unwrap(), operands: Operands::F16 };
             kernels.rms_norm(input, eps, &gain, None, sink, &mut workspace).unwrap();
             prop_assert_eq!(bits(&out), bits(&rms.iter().map(|&x| round_f16(x)).collect::<Vec<_>>()), "{}", name_of(&kernels));
+            let mut out = vec![99i8; rows * padded];
+            let sink = RowSink::Codes { out: RowsMut::new("y", &mut out, rows, columns, padded).unwrap(), scale: 0.02 };
+            kernels.rms_norm(input, eps, &gain, None, sink, &mut workspace).unwrap();
+            for (row, out) in out.chunks(padded).enumerate() {
+                for (column, &got) in out.iter().enumerate() {
+                    let want = if column < columns { code(rms[row * columns + column], 1.0 / 0.02) } else { 0 };
+                    prop_assert_eq!(got, want, "{} row {} column {}", name_of(&kernels), row, column);
+                }
+            }
             let mut out = vec![f32::NAN; rows * columns];
             let sink = RowSink::F32 { out: RowsMut::dense("y", &mut out, rows, columns).unwrap(), operands: Operands::F32 };
             kernels.softmax(input, sink, &mut workspace).unwrap();
@@ -269,6 +278,34 @@ fn rotary_positions_turn_adjacent_pairs() {
         error.to_string(),
         "rms_norm: the input is 24×64 but the rotary table is 12 positions of 16 pairs; there must be a position per row, and whole heads in a row"
     );
+}
+
+/// Head dimensions with and without a fast way, more than one head, and rows that no group of rows divides.
+#[test]
+fn rotary_codes_are_those_of_the_turned_values() {
+    for (grid, heads, head_dim) in [([2, 3, 4], 2, 32), ([1, 3, 3], 3, 48), ([1, 1, 7], 1, 128), ([1, 5, 1], 2, 20)] {
+        let (rows, width) = (grid.iter().product(), heads * head_dim);
+        let table = rotary_table(grid, head_dim).unwrap();
+        let mut random = Random::new(2);
+        let (x, gain) = (random.normals(rows * width, 1.0), random.normals(width, 1.0));
+        let input = Rows::dense("x", &x, rows, width).unwrap();
+        let (padded, scale) = (width.next_multiple_of(32), 0.017f32);
+        for kernels in every_kernels() {
+            let mut values = vec![0f32; rows * width];
+            let sink =
+                RowSink::F32 { out: RowsMut::dense("y", &mut values, rows, width).unwrap(), operands: Operands::F32 };
+            kernels.rms_norm(input, 1e-6, &gain, Some(&table), sink, &mut Workspace::new()).unwrap();
+            let mut codes = vec![99i8; rows * padded];
+            let sink = RowSink::Codes { out: RowsMut::new("y", &mut codes, rows, width, padded).unwrap(), scale };
+            kernels.rms_norm(input, 1e-6, &gain, Some(&table), sink, &mut Workspace::new()).unwrap();
+            for (row, codes) in codes.chunks(padded).enumerate() {
+                for (column, &got) in codes.iter().enumerate() {
+                    let want = if column < width { code(values[row * width + column], 1.0 / scale) } else { 0 };
+                    assert_eq!(got, want, "{} {grid:?} × {head_dim}, row {row}, column {column}", name_of(&kernels));
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -75,6 +75,23 @@ fn w8a8_has_the_same_bits_for_every_cut() {
     }
 }
 
+/// An engine keeps keys and values of the text from step to step; nothing of them may reach the next clip.
+#[test]
+fn a_lane_that_ran_another_text_gives_the_same_bits() {
+    let (_folder, setup) = Setup::small();
+    let mut text = setup.text.clone();
+    text.values.reverse();
+    let (model, calibration) = (Arc::clone(&setup.model), Arc::clone(&setup.calibration));
+    let other = Setup { model, calibration, noise: setup.noise.clone(), text };
+    let fresh = [&setup, &other].map(|setup| setup.run(&mut [setup.lane(&kernels(), NumericPath::W8a8)], 0).0);
+    assert!(bits(&fresh[0]) != bits(&fresh[1]), "the text matters");
+    let mut lanes = [setup.lane(&kernels(), NumericPath::W8a8)];
+    for which in [0, 1, 0] {
+        let (latent, _) = [&setup, &other][which].run(&mut lanes, 0);
+        assert!(bits(&latent) == bits(&fresh[which]), "text {which} after another");
+    }
+}
+
 #[test]
 fn w8a8_has_the_same_bits_on_every_instruction_set_and_grouping() {
     let (_folder, setup) = Setup::small();

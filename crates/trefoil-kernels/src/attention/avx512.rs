@@ -13,7 +13,7 @@
 use super::KEY_BLOCK;
 use super::int8::{Block, LANES, Scratch, TILE_SCORES};
 use crate::kernel::{TILE_ROWS, four};
-use crate::math::{EXP2_FRACTION, MAX_CODE, ROUNDER, exp2};
+use crate::math::{EXP2_FRACTION, MAX_CODE, exp2};
 use std::arch::x86_64::*;
 use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE};
 
@@ -24,8 +24,19 @@ const STEP: usize = TILE / GROUP;
 /// Bytes of four codes of every row of a tile.
 const TILE_GROUP: usize = TILE_ROWS * GROUP;
 
-/// The largest score of every row of a tile in a block of keys, in every lane.
-type Largest = [__m512i; TILE_ROWS];
+/// `$body` for every row of a tile, written out: sums stay in registers only where nothing indexes them at run time.
+macro_rules! for_each_row {
+    ($row:ident => $body:block) => {
+        for_each_row!($row => $body, 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    ($row:ident => $body:block, $($number:literal)*) => {{
+        const { assert!([$($number),*].len() == TILE_ROWS) };
+        $({
+            const $row: usize = $number;
+            $body
+        })*
+    }};
+}
 
 /// What a block of keys contributes to the rows of a tile: a number per row.
 #[repr(C, align(64))]
@@ -65,8 +76,8 @@ pub(super) fn run(block: &Block<'_>, scratch: &mut Scratch<'_>) {
             // lengths that the functions ask for.
             unsafe {
                 let largest = scores_of_tile(&keys, query, scores);
-                code_tile(&keys, &largest, scores, codes);
-                let contribution = update_rows(&keys, &largest, key_block == 0, codes, maxima, totals);
+                let sums = code_tile(&keys, largest, scores, codes);
+                let contribution = update_rows((largest, sums), block.sigma, key_block == 0, maxima, totals);
                 add_values(codes, values, padded, &contribution, state);
             }
         }
@@ -106,13 +117,13 @@ impl Keys<'_> {
     }
 }
 
-/// Scores of a row tile, and the largest of each row.
+/// Scores of a row tile, and the largest of each row, a row to a lane.
 ///
 /// # Safety
 /// The processor has AVX-512 VNNI, `query` has [`TILE_ROWS`] × head_dim codes, head_dim a multiple of 32, and `keys` as many
 /// keys as it says, of head_dim codes.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn scores_of_tile(keys: &Keys<'_>, query: &[i8], scores: &mut [i32; TILE_SCORES]) -> Largest {
+unsafe fn scores_of_tile(keys: &Keys<'_>, query: &[i8], scores: &mut [i32; TILE_SCORES]) -> __m512i {
     let head_dim = query.len() / TILE_ROWS;
     let mut largest = [_mm512_set1_epi32(i32::MIN); TILE_ROWS];
     for first in (0..keys.valid).step_by(TILE) {
@@ -139,109 +150,127 @@ unsafe fn scores_of_tile(keys: &Keys<'_>, query: &[i8], scores: &mut [i32; TILE_
                 query = query.wrapping_add(TILE_GROUP);
             }
         }
-        let (low, high) = (present as u16, (present >> LANES) as u16);
-        for (row, (sums, largest)) in sums.into_iter().zip(&mut largest).enumerate() {
-            *largest = _mm512_mask_max_epi32(*largest, low, *largest, sums[0]);
-            *largest = _mm512_mask_max_epi32(*largest, high, *largest, sums[1]);
-            let at = scores[row * KEY_BLOCK + first..][..TILE].as_mut_ptr();
-            // SAFETY: `at` has 32 elements.
-            unsafe {
-                _mm512_storeu_si512(at.cast(), sums[0]);
-                _mm512_storeu_si512(at.add(LANES).cast(), sums[1]);
-            }
+        let scores = scores[first..][..TILE_SCORES - KEY_BLOCK + TILE].as_mut_ptr();
+        if present == u32::MAX {
+            for_each_row!(ROW => {
+                let [low, high] = sums[ROW];
+                largest[ROW] = _mm512_max_epi32(largest[ROW], _mm512_max_epi32(low, high));
+                // SAFETY: 32 scores of each row.
+                unsafe { store_row(scores.add(ROW * KEY_BLOCK), sums[ROW]) };
+            });
+        } else {
+            let (low, high) = (present as u16, (present >> LANES) as u16);
+            for_each_row!(ROW => {
+                largest[ROW] = _mm512_mask_max_epi32(largest[ROW], low, largest[ROW], sums[ROW][0]);
+                largest[ROW] = _mm512_mask_max_epi32(largest[ROW], high, largest[ROW], sums[ROW][1]);
+                // SAFETY: as above.
+                unsafe { store_row(scores.add(ROW * KEY_BLOCK), sums[ROW]) };
+            });
         }
     }
-    largest.map(|lanes| everywhere::<MAXIMUM>(lanes))
+    fold_rows::<MAXIMUM>(&largest)
 }
 
-/// The codes of all scores of a tile.
+/// The codes of all scores of a tile, 0 where there is no key; their sum for each row, a row to a lane.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn code_tile(keys: &Keys<'_>, largest: &Largest, scores: &[i32; TILE_SCORES], codes: &mut [i8; TILE_SCORES]) {
-    for first in (0..keys.valid).step_by(TILE) {
-        for (row, &largest) in largest.iter().enumerate() {
-            code_keys((row, first), largest, keys.sigma, keys.present(first), scores, codes);
+fn code_tile(keys: &Keys<'_>, largest: __m512i, scores: &[i32; TILE_SCORES], codes: &mut [i8; TILE_SCORES]) -> __m512i {
+    let mut of_rows = [0i32; LANES];
+    // SAFETY: a number per lane.
+    unsafe { _mm512_storeu_si512(of_rows.as_mut_ptr().cast(), largest) };
+    let mut sums = [_mm512_setzero_si512(); TILE_ROWS];
+    let (scores, _) = scores.as_chunks::<CHUNK>();
+    let (codes, _) = codes.as_chunks_mut::<CHUNK>();
+    for (row, (sum, &largest)) in sums.iter_mut().zip(&of_rows).enumerate() {
+        let largest = _mm512_set1_epi32(largest);
+        let mut of_row = _mm512_setzero_si512();
+        for chunk in 0..keys.valid.div_ceil(CHUNK) {
+            let left = keys.valid - chunk * CHUNK;
+            let at = row * (KEY_BLOCK / CHUNK) + chunk;
+            let bytes = code_chunk(&scores[at], largest, keys.sigma);
+            let bytes = if left >= CHUNK { bytes } else { _mm512_maskz_mov_epi8((1 << left) - 1, bytes) };
+            of_row = _mm512_dpbusd_epi32(of_row, bytes, _mm512_set1_epi8(1));
+            // SAFETY: a chunk of codes.
+            unsafe { _mm512_storeu_si512(codes[at].as_mut_ptr().cast(), bytes) };
         }
+        *sum = of_row;
     }
+    fold_rows::<SUM>(&sums)
 }
 
-/// The codes of 32 scores of a row from key `first` on; 0 where there is no key.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn code_keys(
-    (row, first): (usize, usize),
-    largest: __m512i,
-    sigma: f32,
-    present: u32,
-    scores: &[i32; TILE_SCORES],
-    codes: &mut [i8; TILE_SCORES],
-) {
-    let at = row * KEY_BLOCK + first;
-    let (scores, codes) = (scores[at..][..TILE].as_ptr(), codes[at..][..TILE].as_mut_ptr());
-    for half in 0..TILE / LANES {
-        // SAFETY: there are 32.
-        let scores = unsafe { _mm512_loadu_si512(scores.add(half * LANES).cast()) };
-        let difference = _mm512_cvtepi32_ps(_mm512_sub_epi32(scores, largest));
-        let values = exp2_codes(_mm512_mul_ps(difference, _mm512_set1_ps(sigma)));
-        let bytes = _mm512_maskz_cvtepi32_epi8((present >> (half * LANES)) as u16, values);
-        // SAFETY: there are 32.
-        unsafe { _mm_storeu_si128(codes.add(half * LANES).cast(), bytes) };
-    }
-}
+/// Registers of 32-bit numbers whose codes fill one.
+const VECTORS: usize = CHUNK / LANES;
 
-/// [`crate::math::exp2_code`] of every lane, in 32 bits: the same additions and products, rounded by the conversion.
+/// [`crate::math::exp2_code`] of 64 scores of a row: the same additions and products, with two shorter ways.
+///
+/// - `f = x − round(x)` is one instruction.
+/// - `2ⁿ` is multiplied by an instruction that takes any n, so nothing needs a bound. It comes after the factor 127, which changes no
+///   bit of a number that is not tiny, and tiny ones have code 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn exp2_codes(x: __m512) -> __m512i {
-    // NaN gives the second operand, as the comparison there does.
-    let x = _mm512_max_ps(x, _mm512_set1_ps(-32.0));
-    let shifted = _mm512_add_ps(x, _mm512_set1_ps(ROUNDER));
-    let f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, _mm512_set1_ps(ROUNDER)));
+fn code_chunk(scores: &[i32; CHUNK], largest: __m512i, sigma: f32) -> __m512i {
+    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    let mut x = [_mm512_setzero_ps(); VECTORS];
+    for (at, x) in x.iter_mut().enumerate() {
+        // SAFETY: a chunk of scores.
+        let scores = unsafe { _mm512_loadu_si512(scores.as_ptr().add(at * LANES).cast()) };
+        *x = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(scores, largest)), _mm512_set1_ps(sigma));
+    }
+    let mut f = x;
+    for f in &mut f {
+        *f = _mm512_reduce_ps::<NEAREST>(*f);
+    }
     let [highest, rest @ ..] = EXP2_FRACTION;
-    let mut p = _mm512_set1_ps(highest);
+    let mut p = [_mm512_set1_ps(highest); VECTORS];
     for coefficient in rest {
-        p = _mm512_add_ps(_mm512_mul_ps(p, f), _mm512_set1_ps(coefficient));
+        for (p, &f) in p.iter_mut().zip(&f) {
+            *p = _mm512_add_ps(_mm512_mul_ps(*p, f), _mm512_set1_ps(coefficient));
+        }
     }
-    let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
-    let scaled = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent));
-    let scaled = _mm512_mul_ps(scaled, _mm512_set1_ps(MAX_CODE));
-    _mm512_cvt_roundps_epi32::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(scaled)
+    let mut values = [_mm512_setzero_si512(); VECTORS];
+    for (value, ((&p, &x), &f)) in values.iter_mut().zip(p.iter().zip(&x).zip(&f)) {
+        let scaled = _mm512_scalef_ps(_mm512_mul_ps(p, _mm512_set1_ps(MAX_CODE)), _mm512_sub_ps(x, f));
+        *value = _mm512_cvt_roundps_epi32::<NEAREST>(scaled);
+    }
+    let [zeroth, second, third, fourth] = values;
+    // Four keys of each register side by side, then in order. What is no number saturates to 0.
+    let mixed = _mm512_packus_epi16(_mm512_packs_epi32(zeroth, second), _mm512_packs_epi32(third, fourth));
+    _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), mixed)
 }
 
-/// Sums of the codes, what the block of keys contributes to each row; updates running maxima and totals.
+/// 32 scores.
+///
+/// # Safety
+/// There is room for them from `at` on.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store_row(at: *mut i32, [low, high]: [__m512i; 2]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        _mm512_storeu_si512(at.cast(), low);
+        _mm512_storeu_si512(at.add(LANES).cast(), high);
+    }
+}
+
+/// What the block of keys contributes to each row, given its largest scores and sums of codes; updates running maxima and totals.
 ///
 /// # Safety
 /// The processor has AVX-512 VNNI; `maxima` and `totals` have [`LANES`] numbers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn update_rows(
-    keys: &Keys<'_>,
-    largest: &Largest,
+    (of_block, sums): (__m512i, __m512i),
+    sigma: f32,
     is_first: bool,
-    codes: &[i8; TILE_SCORES],
     maxima: &mut [i32],
     totals: &mut [f32],
 ) -> Contribution {
-    let mut of_block = _mm512_setzero_si512();
-    let mut sums = _mm512_setzero_si512();
-    for (row, (&largest, codes)) in largest.iter().zip(codes.as_chunks::<KEY_BLOCK>().0).enumerate() {
-        of_block = _mm512_mask_mov_epi32(of_block, 1 << row, largest);
-        let mut sum = _mm512_setzero_si512();
-        for (chunk, codes) in codes.as_chunks::<CHUNK>().0.iter().enumerate() {
-            let left = keys.valid.saturating_sub(chunk * CHUNK);
-            let present = if left >= CHUNK { u64::MAX } else { (1 << left) - 1 };
-            // SAFETY: a chunk of codes.
-            let codes = unsafe { _mm512_maskz_loadu_epi8(present, codes.as_ptr()) };
-            sum = _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi8(1));
-        }
-        sums = _mm512_mask_mov_epi32(sums, 1 << row, everywhere::<SUM>(sum));
-    }
     // SAFETY: both have a number per lane.
     let (before, total) = unsafe { (_mm512_loadu_si512(maxima.as_ptr().cast()), _mm512_loadu_ps(totals.as_ptr())) };
     let after = if is_first { of_block } else { _mm512_max_epi32(before, of_block) };
     let mut contribution = Contribution { old: [0.0; LANES], new: [0.0; LANES] };
     if !is_first {
-        powers(_mm512_sub_epi32(before, after), keys.sigma, &mut contribution.old);
+        powers(_mm512_sub_epi32(before, after), sigma, &mut contribution.old);
     }
-    powers(_mm512_sub_epi32(of_block, after), keys.sigma, &mut contribution.new);
+    powers(_mm512_sub_epi32(of_block, after), sigma, &mut contribution.new);
     // SAFETY: each has a number per lane.
     unsafe {
         let (old, new) = (_mm512_loadu_ps(contribution.old.as_ptr()), _mm512_loadu_ps(contribution.new.as_ptr()));
@@ -263,20 +292,34 @@ fn powers(difference: __m512i, sigma: f32, out: &mut [f32; LANES]) {
     }
 }
 
-/// [`everywhere`] for the largest lane.
+/// [`fold_rows`] for the largest lane.
 const MAXIMUM: bool = true;
-/// [`everywhere`] for the sum.
+/// [`fold_rows`] for the sum.
 const SUM: bool = false;
 
-/// The largest or the sum of all lanes, in every lane.
+/// The largest or the sum of the lanes of each row, a row to a lane; the last lanes mean nothing. Rows are joined on the way, so that no
+/// step works on lanes that are done.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn everywhere<const IS_MAXIMUM: bool>(lanes: __m512i) -> __m512i {
+fn fold_rows<const IS_MAXIMUM: bool>(rows: &[__m512i; TILE_ROWS]) -> __m512i {
+    const FOUR: usize = 4;
+    const { assert!(TILE_ROWS == 3 * FOUR) };
     let join = |a, b| if IS_MAXIMUM { _mm512_max_epi32(a, b) } else { _mm512_add_epi32(a, b) };
-    let lanes = join(lanes, _mm512_shuffle_i64x2::<0b01_00_11_10>(lanes, lanes));
-    let lanes = join(lanes, _mm512_shuffle_i64x2::<0b10_11_00_01>(lanes, lanes));
-    let lanes = join(lanes, _mm512_shuffle_epi32::<0b01_00_11_10>(lanes));
-    join(lanes, _mm512_shuffle_epi32::<0b10_11_00_01>(lanes))
+    let halves = |a, b| join(_mm512_shuffle_i64x2::<0b01_00_01_00>(a, b), _mm512_shuffle_i64x2::<0b11_10_11_10>(a, b));
+    let mut quarters = [_mm512_setzero_si512(); FOUR];
+    for (at, quarter) in quarters.iter_mut().enumerate() {
+        // Rows at, at + 4, at + 8: a 128-bit lane each.
+        let (low, high) = (halves(rows[at], rows[at + FOUR]), halves(rows[at + 2 * FOUR], rows[at + 2 * FOUR]));
+        let even = _mm512_shuffle_i64x2::<0b10_00_10_00>(low, high);
+        *quarter = join(even, _mm512_shuffle_i64x2::<0b11_01_11_01>(low, high));
+    }
+    let pairs = |a, b| {
+        let joined = join(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        _mm512_castsi512_ps(joined)
+    };
+    let (low, high) = (pairs(quarters[0], quarters[1]), pairs(quarters[2], quarters[3]));
+    let even = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(low, high));
+    join(even, _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(low, high)))
 }
 
 /// `O = O·α + A·β` with `A` the product of the codes and `padded` values.
@@ -313,18 +356,76 @@ unsafe fn add_values(
                 codes = codes.wrapping_add(GROUP);
             }
         }
-        for (row, sums) in sums.into_iter().enumerate() {
-            let old = _mm512_set1_ps(contribution.old[row]);
-            let new = _mm512_set1_ps(contribution.new[row]);
-            for (half, sums) in sums.into_iter().enumerate() {
-                let at = state[row * head_dim + first + half * LANES..][..LANES].as_mut_ptr();
-                // SAFETY: `at` has sixteen numbers.
+        let state = state[first..][..(TILE_ROWS - 1) * head_dim + TILE].as_mut_ptr();
+        for_each_row!(ROW => {
+            let (old, new) = (_mm512_set1_ps(contribution.old[ROW]), _mm512_set1_ps(contribution.new[ROW]));
+            let [low, high] = sums[ROW];
+            let at = state.wrapping_add(ROW * head_dim);
+            // SAFETY: 32 numbers of each row.
+            unsafe {
+                let kept = _mm512_mul_ps(_mm512_loadu_ps(at), old);
+                _mm512_storeu_ps(at, _mm512_add_ps(kept, _mm512_mul_ps(_mm512_cvtepi32_ps(low), new)));
+                let at = at.add(LANES);
+                let kept = _mm512_mul_ps(_mm512_loadu_ps(at), old);
+                _mm512_storeu_ps(at, _mm512_add_ps(kept, _mm512_mul_ps(_mm512_cvtepi32_ps(high), new)));
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::math::exp2_code;
+
+    #[test]
+    fn codes_are_those_of_the_formula() {
+        if !Isa::Avx512Vnni.is_available() {
+            eprintln!("skipped: no AVX-512 VNNI");
+            return;
+        }
+        let steps: Vec<i32> = (0..1 << 24).step_by(if cfg!(miri) { 99_991 } else { 61 }).chain(0..1024).collect();
+        // From all differences alike to only the largest counting, and past what a float holds.
+        for sigma in [1e-30, 1.3e-4, 0.003, 0.11, 1.0, 7.7, 1e30, 3e38] {
+            for differences in steps.chunks(CHUNK) {
+                let (mut scores, mut got) = ([0i32; CHUNK], [0i8; CHUNK]);
+                for (score, difference) in scores.iter_mut().zip(differences) {
+                    *score = 5 - difference;
+                }
+                // SAFETY: the processor has the instruction set; room for 64 codes.
                 unsafe {
-                    let kept = _mm512_mul_ps(_mm512_loadu_ps(at), old);
-                    let added = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), new);
-                    _mm512_storeu_ps(at, _mm512_add_ps(kept, added));
+                    let codes = code_chunk(&scores, _mm512_set1_epi32(5), sigma);
+                    _mm512_storeu_si512(got.as_mut_ptr().cast(), codes);
+                }
+                for (score, got) in scores.into_iter().zip(got) {
+                    assert_eq!(i32::from(got), exp2_code((score - 5) as f32 * sigma), "{} · {sigma:e}", score - 5);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn rows_are_folded_to_lanes() {
+        if !Isa::Avx512Vnni.is_available() {
+            eprintln!("skipped: no AVX-512 VNNI");
+            return;
+        }
+        let rows: [[i32; LANES]; TILE_ROWS] =
+            std::array::from_fn(|row| std::array::from_fn(|lane| ((row * LANES + lane) * 7919 % 1009) as i32 - 500));
+        let (mut largest, mut sums) = ([0i32; LANES], [0i32; LANES]);
+        // SAFETY: the processor has the instruction set; sixteen numbers each.
+        unsafe {
+            let registers = rows.map(|row| _mm512_loadu_si512(row.as_ptr().cast()));
+            _mm512_storeu_si512(largest.as_mut_ptr().cast(), fold_rows::<MAXIMUM>(&registers));
+            _mm512_storeu_si512(sums.as_mut_ptr().cast(), fold_rows::<SUM>(&registers));
+        }
+        for (row, values) in rows.into_iter().enumerate() {
+            assert_eq!(
+                (Some(largest[row]), sums[row]),
+                (values.into_iter().max(), values.into_iter().sum()),
+                "row {row}"
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Float attention: online softmax over blocks of [`KEY_BLOCK`] keys, both products through the f32 micro-kernel.
 
-use super::{AttentionSink, KEY_BLOCK, check_heads, check_keys, multiply_row};
+use super::{AttentionSink, KEY_BLOCK, check_heads, check_keys};
 use crate::isa::Supported;
 use crate::kernel::{FmaTile, TILE_ROWS, even_step};
 use crate::math::{LANES, exp, fold_lanes, recip, round_f16};
@@ -96,8 +96,7 @@ impl Kernels {
                         }
                         for row in 0..rows {
                             let values = &mut state[row * head_dim..][..head_dim];
-                            multiply_row(self.supported(), values, recip(totals[row]));
-                            part.sink.store(self.supported(), first + row, column, values);
+                            part.sink.store(self.supported(), first + row, column, values, recip(totals[row]));
                         }
                     }
                 }

@@ -15,7 +15,7 @@
 //! Probabilities are coded against their own block's maximum, so a block far below the largest score keeps its
 //! resolution, and are normalised by the sum of the codes, so they add up to one whatever was rounded.
 
-use super::{AttentionSink, KEY_BLOCK, PackedKeyValue, check_keys, multiply_row};
+use super::{AttentionSink, KEY_BLOCK, PackedKeyValue, check_keys};
 use crate::isa::Supported;
 use crate::kernel::{DotTile, TILE_ROWS, row_sums};
 use crate::math::{exp2, exp2_code, recip};
@@ -112,8 +112,7 @@ impl Kernels {
                         for row in 0..rows {
                             let values = &mut scratch.state[row * head_dim..][..head_dim];
                             let factor = recip(scratch.totals[lane_of(row)]) * scales.value[head];
-                            multiply_row(self.supported(), values, factor);
-                            part.sink.store(self.supported(), first + row, head * head_dim, values);
+                            part.sink.store(self.supported(), first + row, head * head_dim, values, factor);
                         }
                     }
                 }

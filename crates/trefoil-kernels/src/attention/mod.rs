@@ -14,9 +14,9 @@ pub(crate) use pack::MAX_HEAD_DIM;
 pub use pack::PackedKeyValue;
 
 use crate::isa::Supported;
-use crate::math::round_f16;
+use crate::math::{code, round_f16};
 use crate::multiversion::multiversion;
-use crate::rows::{Operands, check_codes, quantise_row};
+use crate::rows::{Operands, check_codes};
 use crate::{KernelError, RowsMut};
 use trefoil_weights::tile::TILE;
 
@@ -71,17 +71,18 @@ impl<'a> AttentionSink<'a> {
         }
     }
 
-    /// Stores one head of one row.
-    fn store(&mut self, isa: Supported, row: usize, first: usize, values: &mut [f32]) {
+    /// Stores one head of one row, times `factor`.
+    fn store(&mut self, isa: Supported, row: usize, first: usize, values: &mut [f32], factor: f32) {
         match self {
             AttentionSink::F32 { out, operands } => {
+                multiply_row(isa, values, factor);
                 if *operands == Operands::F16 {
                     round_values(isa, values);
                 }
                 out.row_mut(row)[first..first + values.len()].copy_from_slice(values);
             }
             AttentionSink::Codes { out, scale } => {
-                quantise_row(isa, values, 1.0 / *scale, &mut out.row_mut(row)[first..first + values.len()]);
+                code_products(isa, values, factor, 1.0 / *scale, &mut out.row_mut(row)[first..first + values.len()]);
             }
         }
     }
@@ -99,6 +100,14 @@ multiversion! {
     fn multiply_row(values: &mut [f32], factor: f32) {
         for value in values {
             *value *= factor;
+        }
+    }
+}
+
+multiversion! {
+    fn code_products(values: &[f32], factor: f32, inverse: f32, codes: &mut [i8]) {
+        for (out, &value) in codes.iter_mut().zip(values) {
+            *out = code(value * factor, inverse);
         }
     }
 }

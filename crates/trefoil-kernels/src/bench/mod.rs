@@ -356,7 +356,7 @@ mod tests {
             assert_eq!(row.gops > 0.0, workload.bytes().is_none(), "{workload:?}");
             assert!(workload.bytes().is_none() || row.peak_gops.is_none(), "{workload:?}");
             assert_eq!((row.samples, row.threads), (2, 1));
-            assert!(row.scratch_bytes > 0 || matches!(workload, Workload::Quantise { .. }), "{workload:?}");
+            assert!(row.scratch_bytes > 0 || workload.row_operator().is_some(), "{workload:?}");
         }
         assert_eq!(Workload::GemmW8a8 { m: 2, k: 3, n: 5 }.operations().to_bits(), 60f64.to_bits());
         assert!(Prepared::new(Workload::GemmF32 { m: 1, k: 0, n: 1 }).is_err());

@@ -103,23 +103,28 @@ impl Gemm<'_> {
             }
             for column in 0..shape.tile_columns() {
                 let valid = TILE.min(shape.d_out - column * TILE);
-                let builder = ColumnParameters::columns(column * TILE, valid);
-                let mut delta_scale = [0f32; TILE];
-                if let Some(adapter) = &self.epilogue.adapter {
-                    delta_scale = builder.lift(Some(adapter.up.scales), 0.0).map(|scale| adapter.factor * scale);
-                }
-                let parameters = ColumnParameters {
-                    scale: builder.lift(Some(self.weights.scales), 1.0),
-                    bias: builder.lift(self.epilogue.bias, 0.0),
-                    delta_scale,
-                    gate: gate_of(sink, builder),
-                };
+                let parameters = self.parameters(column, valid, sink);
                 for tile in (0..rows).step_by(TILE_ROWS) {
                     let count = TILE_ROWS.min(rows - tile);
                     let at = Place { row: first + tile, count, column, valid };
                     self.tile(at, &parameters, (&input_sums[tile..], &hidden_sums[tile..]), &mut scratch, sink);
                 }
             }
+        }
+    }
+
+    /// What the epilogue needs of a tile column.
+    fn parameters(&self, column: usize, valid: usize, sink: &GemmSink<'_>) -> ColumnParameters {
+        let builder = ColumnParameters::columns(column * TILE, valid);
+        let mut delta_scale = [0f32; TILE];
+        if let Some(adapter) = &self.epilogue.adapter {
+            delta_scale = builder.lift(Some(adapter.up.scales), 0.0).map(|scale| adapter.factor * scale);
+        }
+        ColumnParameters {
+            scale: builder.lift(Some(self.weights.scales), 1.0),
+            bias: builder.lift(self.epilogue.bias, 0.0),
+            delta_scale,
+            gate: gate_of(sink, builder),
         }
     }
 
@@ -137,36 +142,54 @@ impl Gemm<'_> {
         sink: &mut GemmSink<'_>,
     ) {
         let TileScratch { acc, delta, y } = scratch;
-        let row = self.first + at.row;
         let values = at.count * TILE;
         prefetch_tile((at.row, at.count), (at.column * TILE, at.valid), sink);
-        self.dot(&self.input, &self.weights, row, at, input_sums, acc);
-        let row_scales = scales_of(&self.input.scale, row, at.count);
-        let mut delta_row_scales = [0f32; TILE_ROWS];
-        let mut delta_values = 0;
-        if let Some(Adapter { hidden, up, .. }) = &self.epilogue.adapter {
-            self.dot(hidden, up, row, at, hidden_sums, delta);
-            delta_row_scales = scales_of(&hidden.scale, row, at.count);
-            delta_values = values;
+        self.dot(&self.input, &self.weights, at, input_sums, acc);
+        let has_delta = self.dot_hidden(at, hidden_sums, delta);
+        let [row_scales, delta_row_scales] = self.row_scales(at);
+        let activation = self.epilogue.activation;
+        #[cfg(target_arch = "x86_64")]
+        if self.isa.isa() == crate::Isa::Avx512Vnni {
+            let delta = has_delta.then_some(&*delta);
+            let tile = super::avx512::Finish { acc, delta, row_scales, delta_row_scales, parameters, activation, at };
+            // SAFETY: `self.isa` vouches for the instruction set.
+            return unsafe { tile.store(sink) };
         }
         let y = &mut y[..values];
         finish_int8(
             self.isa,
             &acc[..values],
             &row_scales[..at.count],
-            &delta[..delta_values],
+            &delta[..if has_delta { values } else { 0 }],
             &delta_row_scales[..at.count],
             parameters,
-            self.epilogue.activation,
+            activation,
             y,
         );
         store_tile(self.isa, y, parameters, (at.row, at.column * TILE, at.valid), sink);
     }
 
-    fn dot(&self, codes: &Codes<'_>, weights: &TiledView<'_>, row: usize, at: Place, sums: &[i32], acc: &mut [i32]) {
+    /// The product of the adapter; false where there is none.
+    fn dot_hidden(&self, at: Place, sums: &[i32], delta: &mut [i32]) -> bool {
+        let Some(Adapter { hidden, up, .. }) = &self.epilogue.adapter else { return false };
+        self.dot(hidden, up, at, sums, delta);
+        true
+    }
+
+    /// The scales of a tile's rows, and those of the adapter's; zeros where there are none.
+    fn row_scales(&self, at: Place) -> [[f32; TILE_ROWS]; 2] {
+        let row = self.first + at.row;
+        let of_hidden = |adapter: &Adapter<'_>| scales_of(&adapter.hidden.scale, row, at.count);
+        [
+            scales_of(&self.input.scale, row, at.count),
+            self.epilogue.adapter.as_ref().map_or([0.0; TILE_ROWS], of_hidden),
+        ]
+    }
+
+    fn dot(&self, codes: &Codes<'_>, weights: &TiledView<'_>, at: Place, sums: &[i32], acc: &mut [i32]) {
         let bytes = weights.shape.column_bytes();
         let tile = DotTile {
-            a: codes.codes.starting_at(row),
+            a: codes.codes.starting_at(self.first + at.row),
             lda: codes.codes.stride(),
             rows: at.count,
             weights: &weights.codes[at.column * bytes..(at.column + 1) * bytes],
@@ -179,11 +202,11 @@ impl Gemm<'_> {
 
 /// A row tile × tile column within a part.
 #[derive(Debug, Clone, Copy)]
-struct Place {
-    row: usize,
-    count: usize,
-    column: usize,
-    valid: usize,
+pub(super) struct Place {
+    pub(super) row: usize,
+    pub(super) count: usize,
+    pub(super) column: usize,
+    pub(super) valid: usize,
 }
 
 fn scales_of(scale: &ActivationScale<'_>, first: usize, count: usize) -> [f32; TILE_ROWS] {

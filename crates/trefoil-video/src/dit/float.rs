@@ -1,6 +1,6 @@
 //! Blocks on the float paths: `f32` and `w8a16`.
 
-use super::{BlockScales, Conditions, FFN_ROWS, Site, floats, floats_mut, grown, modulate};
+use super::{BlockScales, Conditions, Site, ffn_rows, floats, floats_mut, grown, modulate};
 use crate::VideoError;
 use crate::model::{AttentionView, BlockView, LinearView};
 use trefoil_kernels::{
@@ -101,7 +101,7 @@ impl FloatBlocks {
         // Feed-forward, a run of rows at a time.
         let [first, second] = &block.ffn;
         let ffn = first.bias.len();
-        for state in state.chunks_mut(FFN_ROWS * width) {
+        for state in state.chunks_mut(ffn_rows(tokens) * width) {
             let rows = state.len() / width;
             let input = grown(&mut self.input, rows * width);
             let sink = RowSink::F32 { out: floats_mut("the norm", input, rows, width)?, operands };

@@ -4,7 +4,7 @@
 //! on every engine here. Each value is one sum in a fixed order, so the number of cores changes nothing either.
 
 use super::patches::from_head_order;
-use super::{FFN_ROWS, NumericPath, floats, floats_mut, grown};
+use super::{NumericPath, ffn_rows, floats, floats_mut, grown};
 use crate::VideoError;
 use crate::model::{LinearView, Model};
 use std::sync::Arc;
@@ -165,7 +165,8 @@ impl Host {
         let projection = model.head(expert)?;
         let eps = model.config().eps;
         let (mut normed, mut projected) = (std::mem::take(&mut self.normed), std::mem::take(&mut self.projected));
-        let chunks = hidden.chunks(FFN_ROWS * width).zip(velocity.chunks_mut(FFN_ROWS * patch));
+        let most = ffn_rows(hidden.len() / width);
+        let chunks = hidden.chunks(most * width).zip(velocity.chunks_mut(most * patch));
         for (hidden, velocity) in chunks {
             let rows = hidden.len() / width;
             let normed = grown(&mut normed, rows * width);

@@ -1,7 +1,7 @@
 //! Blocks on the `w8a8` path: INT8 weights and activations, static scales, state in FP16.
 
 use super::scales::{CROSS_SITES, SELF_SITES, Sites};
-use super::{BlockScales, Conditions, FFN_ROWS, Site, codes, codes_mut, floats, floats_mut, grown, modulate, padded};
+use super::{BlockScales, Conditions, Site, codes, codes_mut, ffn_rows, floats, floats_mut, grown, modulate, padded};
 use crate::VideoError;
 use crate::model::views::tiled;
 use crate::model::{AttentionView, BlockView, LinearView};
@@ -25,6 +25,26 @@ pub struct Int8Blocks {
     middle: Vec<i8>,
     low_rank: LowRank,
     of_heads: [Vec<f32>; 3],
+}
+
+/// Keys and values of a text for one block. They depend on prompt, expert and block and not on the step, so they are computed in the
+/// first step that needs them and kept for the others.
+#[derive(Debug, Default)]
+pub struct TextKeyValue {
+    packed: PackedKeyValue,
+    is_ready: bool,
+}
+
+impl TextKeyValue {
+    /// Has the next execution compute them anew: another text. The memory is kept for it.
+    pub fn forget(&mut self) {
+        self.is_ready = false;
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.packed.bytes()
+    }
 }
 
 /// Scratch of an adapter: `x·Aᵀ` in floats, then in codes with a scale per row.
@@ -56,7 +76,8 @@ impl Int8Blocks {
             + floats.iter().map(|buffer| buffer.capacity() * size_of::<f32>()).sum::<usize>()
     }
 
-    /// Runs a block in place on `state` (tokens × d), with static activation scales.
+    /// Runs a block in place on `state` (tokens × d), with static activation scales. `text` is what earlier executions of this block left
+    /// for the same context, expert and scales.
     ///
     /// # Errors
     /// Shapes that do not fit each other, weights that are not quantised, scales that are not positive numbers.
@@ -66,7 +87,7 @@ impl Int8Blocks {
         block: &BlockView<'_>,
         scales: &BlockScales,
         (heads, eps): (usize, f32),
-        conditions: &Conditions<'_>,
+        (conditions, text): (&Conditions<'_>, &mut TextKeyValue),
         state: &mut [f32],
     ) -> Result<(), VideoError> {
         let width = block.norm_gain.len();
@@ -84,17 +105,19 @@ impl Int8Blocks {
         // Cross-attention.
         let affine = Modulation::Affine { gain: block.norm_gain, bias: block.norm_bias };
         self.norm(&run, state, tokens, affine, Site::CrossIn)?;
-        let context = grown(&mut self.context, conditions.text * padded(width));
-        let out = codes_mut("the context", context, conditions.text, width)?;
-        let sink = RowSink::Codes { out, scale: scales.get(Site::Text) };
-        let text = floats("the text", conditions.context, conditions.text, width)?;
-        kernels.quantise(text, sink, &mut self.workspace)?;
-        self.attend(&run, cross_attention, (tokens, Some(conditions.text)), conditions, &CROSS_SITES)?;
+        if !text.is_ready {
+            let context = grown(&mut self.context, conditions.text * padded(width));
+            let out = codes_mut("the context", context, conditions.text, width)?;
+            let sink = RowSink::Codes { out, scale: scales.get(Site::Text) };
+            let values = floats("the text", conditions.context, conditions.text, width)?;
+            kernels.quantise(values, sink, &mut self.workspace)?;
+        }
+        self.attend(&run, cross_attention, (tokens, Some(text)), conditions, &CROSS_SITES)?;
         self.add(&run, &cross_attention.out, (tokens, Site::CrossOut), None, state)?;
         // Feed-forward, a run of rows at a time.
         let [first, second] = &block.ffn;
         let ffn = first.bias.len();
-        for state in state.chunks_mut(FFN_ROWS * width) {
+        for state in state.chunks_mut(ffn_rows(tokens) * width) {
             let rows = state.len() / width;
             self.norm(&run, state, rows, Modulation::AdaLn { scale: row(4), shift: row(3) }, Site::FfnIn)?;
             let Int8Blocks { workspace, input, middle, low_rank, .. } = self;
@@ -127,30 +150,39 @@ impl Int8Blocks {
         Ok(run.kernels.layer_norm(state, run.eps, modulation, sink, &mut self.workspace)?)
     }
 
-    /// Attention from `self.input` (and the context, where there is a text length) back into `self.input`.
+    /// Attention from `self.input` back into `self.input`; keys and values are its own or those of the text.
     fn attend(
         &mut self,
         run: &Run<'_>,
         attention: &AttentionView<'_>,
-        (tokens, text): (usize, Option<usize>),
+        (tokens, text): (usize, Option<&mut TextKeyValue>),
         conditions: &Conditions<'_>,
         sites: &Sites,
     ) -> Result<(), VideoError> {
         let Int8Blocks { workspace, packed, projected, input, query, key, value, context, low_rank, of_heads, .. } =
             self;
         let width = run.width;
-        let keys = text.unwrap_or(tokens);
+        let source: &[i8] = if text.is_none() { input } else { context };
         let rotary = text.is_none().then_some(conditions.rotary);
+        // Whether keys and values lie there already; those of the tokens never do.
+        let mut never = false;
+        let (keys, packed, is_ready) = match text {
+            None => (tokens, packed, &mut never),
+            Some(text) => (conditions.text, &mut text.packed, &mut text.is_ready),
+        };
+        let projections = if *is_ready { 1 } else { 2 };
         let [query_site, key_site, value_site] = sites.operands;
         let [query_input, other_input] = sites.inputs;
         let projected = grown(projected, tokens.max(keys) * width);
         let query = grown(query, tokens * padded(width));
         let (key, value) = (grown(key, keys * padded(width)), grown(value, keys * padded(width)));
-        let source: &[i8] = if text.is_none() { input } else { context };
         for (linear, gain, from, from_site, rows, out, site) in [
             (&attention.query, attention.query_gain, &input[..], query_input, tokens, &mut *query, query_site),
             (&attention.key, attention.key_gain, source, other_input, keys, &mut *key, key_site),
-        ] {
+        ]
+        .into_iter()
+        .take(projections)
+        {
             let out_rows = &mut projected[..rows * width];
             let sink =
                 GemmSink::F32 { out: floats_mut("the projection", out_rows, rows, width)?, operands: Operands::F32 };
@@ -160,12 +192,15 @@ impl Int8Blocks {
             let from = floats("the projection", projected, rows, width)?;
             run.kernels.rms_norm(from, run.eps, gain, rotary, sink, workspace)?;
         }
-        let out = codes_mut("the values", value, keys, width)?;
-        let sink = GemmSink::Codes { out, scale: run.scales.get(value_site) };
-        let from = run.codes(source, keys, width, other_input)?;
-        run.linear(&from, &attention.value, Activation::Identity, sink, low_rank, workspace)?;
-        let (k, v) = (codes("the keys", key, keys, width)?, codes("the values", value, keys, width)?);
-        run.kernels.pack_key_value(k, v, run.heads, packed, workspace)?;
+        if !*is_ready {
+            let out = codes_mut("the values", value, keys, width)?;
+            let sink = GemmSink::Codes { out, scale: run.scales.get(value_site) };
+            let from = run.codes(source, keys, width, other_input)?;
+            run.linear(&from, &attention.value, Activation::Identity, sink, low_rank, workspace)?;
+            let (k, v) = (codes("the keys", key, keys, width)?, codes("the values", value, keys, width)?);
+            run.kernels.pack_key_value(k, v, run.heads, packed, workspace)?;
+            *is_ready = true;
+        }
         // One scale for all heads: a row is quantised by one call.
         for (of_heads, site) in of_heads.iter_mut().zip(sites.operands) {
             of_heads.clear();

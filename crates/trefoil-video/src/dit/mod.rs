@@ -10,7 +10,7 @@ mod split;
 
 pub use float::FloatBlocks;
 pub use host::{Host, TimeEmbedding};
-pub use int8::Int8Blocks;
+pub use int8::{Int8Blocks, TextKeyValue};
 pub use opencl::{DeviceConditions, OpenClBlocks};
 pub use scales::{BlockScales, SCALE_COUNT, Site};
 pub use split::{EXCHANGES_PER_BLOCK, Engines as SplitEngines, SplitBlocks, SplitConditions};
@@ -22,9 +22,19 @@ use std::str::FromStr;
 use trefoil_kernels::{KernelError, RotaryTable, Rows, RowsMut};
 use trefoil_weights::tile::TILE;
 
-/// Rows of the feed-forward that are in memory at a time, a multiple of every kernel's row tile: at real sizes its middle is
-/// six times as wide as the state. Rows do not depend on each other, so this changes no value.
-const FFN_ROWS: usize = 1536;
+/// Most rows of the feed-forward that are in memory at a time, those of a latent frame at 832 × 480 pixels: at real sizes its middle is
+/// six times as wide as the state.
+const MOST_FFN_ROWS: usize = 1560;
+
+/// Rows of the feed-forward at a time: as few runs as [`MOST_FFN_ROWS`] allows, of about the same size, because a last one of a few rows
+/// would read all weights again; whole row tiles of every kernel. Rows do not depend on each other, so this changes no value.
+fn ffn_rows(tokens: usize) -> usize {
+    /// A multiple of the rows of every kernel's tile.
+    const TILES: usize = 24;
+    const { assert!(MOST_FFN_ROWS.is_multiple_of(TILES)) };
+    let runs = tokens.div_ceil(MOST_FFN_ROWS).max(1);
+    tokens.div_ceil(runs).next_multiple_of(TILES).max(TILES)
+}
 
 /// How numbers are stored and multiplied. Every result names its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -130,6 +140,20 @@ fn codes_mut<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_feed_forward_runs_over_few_and_even_rows() {
+        for (tokens, want) in [(0, 24), (1, 24), (1560, 1560), (1561, 792), (7800, 1560), (32_760, 1560)] {
+            assert_eq!(ffn_rows(tokens), want, "{tokens} tokens");
+        }
+        for tokens in 1..8000 {
+            let rows = ffn_rows(tokens);
+            assert!(
+                rows <= MOST_FFN_ROWS && tokens.div_ceil(rows) == tokens.div_ceil(MOST_FFN_ROWS),
+                "{tokens} tokens"
+            );
+        }
+    }
 
     #[test]
     fn paths_have_names() {

@@ -4,7 +4,7 @@
 //! through [`WeightBuffers`], as they lie.
 
 use super::scales::{CROSS_SITES, SELF_SITES, Sites};
-use super::{BlockScales, FFN_ROWS, Site, padded};
+use super::{BlockScales, Site, ffn_rows, padded};
 use crate::VideoError;
 use crate::engine::WeightBuffers;
 use crate::model::{AttentionView, BlockView, LinearView};
@@ -160,8 +160,9 @@ impl OpenClBlocks {
         // Feed-forward, a run of rows at a time.
         let [into, out_of] = &block.ffn;
         let ffn = into.bias.len();
-        for first in (0..tokens).step_by(FFN_ROWS) {
-            let rows = FFN_ROWS.min(tokens - first);
+        let most = ffn_rows(tokens);
+        for first in (0..tokens).step_by(most) {
+            let rows = most.min(tokens - first);
             self.norm(&run, (first, rows), Modulation::AdaLn { scale: row(4)?, shift: row(3)? }, Site::FfnIn)?;
             let middle = self.middle.at_least(kernels, rows * padded(ffn))?;
             let sink = GemmSink::Codes { out: codes_mut(middle, rows, ffn)?, scale: scales.get(Site::FfnMiddle) };

@@ -3,10 +3,11 @@
 use super::Engine;
 use crate::calibrate::Calibration;
 use crate::denoise::Clip;
-use crate::dit::{FloatBlocks, Int8Blocks};
+use crate::dit::{FloatBlocks, Int8Blocks, TextKeyValue};
 use crate::model::Model;
 use crate::schedule::Piece;
 use crate::{NumericPath, VideoError};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use trefoil_kernels::{Kernels, Operands};
 
@@ -23,7 +24,30 @@ pub struct CpuEngine {
 #[derive(Debug)]
 enum Path {
     Float(NumericPath, Box<FloatBlocks>),
-    Int8(Arc<Calibration>, Box<Int8Blocks>),
+    Int8(Arc<Calibration>, Box<Int8Blocks>, TextMemory),
+}
+
+/// Text keys and values of the blocks that ran for a clip.
+#[derive(Debug, Default)]
+struct TextMemory {
+    clip: Option<u64>,
+    /// Of expert, branch and block.
+    of_blocks: BTreeMap<(usize, usize, usize), TextKeyValue>,
+}
+
+impl TextMemory {
+    /// Those of a block, of this clip or empty.
+    fn of(&mut self, clip: &Clip, block: (usize, usize, usize)) -> &mut TextKeyValue {
+        if self.clip != Some(clip.serial()) {
+            self.clip = Some(clip.serial());
+            self.of_blocks.values_mut().for_each(TextKeyValue::forget);
+        }
+        self.of_blocks.entry(block).or_default()
+    }
+
+    fn bytes(&self) -> usize {
+        self.of_blocks.values().map(TextKeyValue::bytes).sum()
+    }
 }
 
 impl CpuEngine {
@@ -56,7 +80,13 @@ impl CpuEngine {
     ) -> Result<CpuEngine, VideoError> {
         model.check_path(NumericPath::W8a8)?;
         calibration.check(&model)?;
-        Ok(CpuEngine { name, model, kernels, path: Path::Int8(calibration, Box::default()), recording: None })
+        Ok(CpuEngine {
+            name,
+            model,
+            kernels,
+            path: Path::Int8(calibration, Box::default(), TextMemory::default()),
+            recording: None,
+        })
     }
 
     /// Records the ranges of every operand from now on (float paths only) into `calibration`.
@@ -98,9 +128,10 @@ impl Engine for CpuEngine {
                     let record = self.recording.as_mut().map(|recording| recording.block_mut(expert, number));
                     blocks.run(&self.kernels, operands, &block, sizes, &conditions, hidden, record)?;
                 }
-                Path::Int8(calibration, blocks) => {
+                Path::Int8(calibration, blocks, texts) => {
                     let scales = calibration.block(expert, number);
-                    blocks.run(&self.kernels, &block, scales, sizes, &conditions, hidden)?;
+                    let text = texts.of(clip, (expert, piece.branch, number));
+                    blocks.run(&self.kernels, &block, scales, sizes, (&conditions, text), hidden)?;
                 }
             }
         }
@@ -110,7 +141,7 @@ impl Engine for CpuEngine {
     fn scratch_bytes(&self) -> usize {
         match &self.path {
             Path::Float(_, blocks) => blocks.bytes(),
-            Path::Int8(_, blocks) => blocks.bytes(),
+            Path::Int8(_, blocks, texts) => blocks.bytes() + texts.bytes(),
         }
     }
 }

@@ -8,7 +8,7 @@
 mod cpu;
 mod device;
 
-use super::{BlockScales, FFN_ROWS, Site, padded};
+use super::{BlockScales, Site, ffn_rows, padded};
 use crate::VideoError;
 use crate::engine::WeightBuffers;
 use crate::model::{AttentionView, BlockView, LinearView};
@@ -193,8 +193,9 @@ impl SplitBlocks {
             Target::State(0, None),
         )?;
         let [into, out_of] = &block.ffn;
-        for first in (0..tokens).step_by(FFN_ROWS) {
-            let rows = FFN_ROWS.min(tokens - first);
+        let most = ffn_rows(tokens);
+        for first in (0..tokens).step_by(most) {
+            let rows = most.min(tokens - first);
             self.norm(engines, &run, first..first + rows, Norm::Adaptive(4, 3), FfnIn)?;
             self.linear(
                 engines,
