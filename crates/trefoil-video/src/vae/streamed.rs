@@ -127,7 +127,7 @@ mod tests {
         };
         let writer = std::fs::File::options().write(true).open(&path).unwrap();
         let touch = |seconds: u64| {
-            writer.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds)).unwrap()
+            writer.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds)).unwrap();
         };
         decode(&streamed, 2, &|| ()).unwrap();
         let want = format!(
