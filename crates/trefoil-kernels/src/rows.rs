@@ -320,9 +320,9 @@ impl Kernels {
             |part| {
                 if let RowSink::Codes { out, scale } = &mut part.sink {
                     let rows = input.part(part.first, part.rows);
-                    let (position, inverse) = (part.first, 1.0 / *scale);
+                    let inverse = 1.0 / *scale;
                     let ahead = avx512::TOGETHER * input.stride();
-                    work(&mut avx512::ToCodes { input: rows, position, out, per_column, eps, inverse, ahead });
+                    work(&mut avx512::ToCodes { input: rows, out, per_column, eps, inverse, ahead });
                 }
             },
         );
@@ -404,18 +404,10 @@ impl Kernels {
         }
         let per_column = 1.0 / input.columns() as f32;
         #[cfg(target_arch = "x86_64")]
-        if self.isa() == crate::Isa::Avx512Vnni
-            && matches!(sink, RowSink::Codes { .. })
-            && rotary.is_none_or(avx512::rotates)
-        {
+        if self.isa() == crate::Isa::Avx512Vnni && matches!(sink, RowSink::Codes { .. }) && rotary.is_none() {
             return self.to_codes((operator, eps), input, sink, workspace, |rows| {
                 // SAFETY: the instruction set was just asked for.
-                unsafe {
-                    match rotary {
-                        Some(table) => rows.rotary_rms_norm(gain, table),
-                        None => rows.rms_norm(gain),
-                    }
-                }
+                unsafe { rows.rms_norm(gain) }
             });
         }
         self.row_operator(operator, input, sink, workspace, |row, values, out| {

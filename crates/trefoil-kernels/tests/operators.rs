@@ -280,7 +280,7 @@ fn rotary_positions_turn_adjacent_pairs() {
     );
 }
 
-/// Head dimensions with and without a fast way, more than one head, and rows that no group of rows divides.
+/// Heads that do and do not fill registers, more than one head, and rows that no group of rows divides.
 #[test]
 fn rotary_codes_are_those_of_the_turned_values() {
     for (grid, heads, head_dim) in [([2, 3, 4], 2, 32), ([1, 3, 3], 3, 48), ([1, 1, 7], 1, 128), ([1, 5, 1], 2, 20)] {

@@ -6,7 +6,7 @@
 use super::Modulation;
 use crate::math::vectors::codes;
 use crate::math::{LANES, rsqrt};
-use crate::{RotaryTable, Rows, RowsMut};
+use crate::{Rows, RowsMut};
 use std::arch::x86_64::*;
 use trefoil_weights::tile::TILE;
 
@@ -16,19 +16,12 @@ pub(super) const TOGETHER: usize = 4;
 /// Rows of a part and where their codes go.
 pub(super) struct ToCodes<'r, 'a> {
     pub(super) input: Rows<'r, f32>,
-    /// Position of the first row.
-    pub(super) position: usize,
     pub(super) out: &'r mut RowsMut<'a, i8>,
     pub(super) per_column: f32,
     pub(super) eps: f32,
     pub(super) inverse: f32,
     /// How many values ahead of what is stored the input is asked for.
     pub(super) ahead: usize,
-}
-
-/// Whether pairs of a head fill registers.
-pub(super) fn rotates(table: &RotaryTable) -> bool {
-    (2 * table.pairs).is_multiple_of(LANES)
 }
 
 impl<'r> ToCodes<'r, '_> {
@@ -77,40 +70,6 @@ impl<'r> ToCodes<'r, '_> {
                 self.store(first + offset, values, |x, at, present| {
                     _mm512_mul_ps(_mm512_mul_ps(x, factor), load(gain, at, present))
                 });
-            }
-        }
-    }
-
-    /// RMSNorm, then rotary positions, for tables that [`rotates`] accepts.
-    ///
-    /// # Safety
-    /// As [`ToCodes::layer_norm`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    pub(super) unsafe fn rotary_rms_norm(&mut self, gain: &[f32], table: &RotaryTable) {
-        let (head_dim, inverse, ahead) = (2 * table.pairs, _mm512_set1_ps(self.inverse), self.ahead);
-        let signs = _mm512_castsi512_ps(_mm512_maskz_set1_epi32(0x5555, i32::MIN));
-        for first in (0..self.input.rows()).step_by(TOGETHER) {
-            let rows = self.rows(first);
-            for (offset, (values, factor)) in rows.into_iter().zip(self.rms_factors(rows)).enumerate() {
-                let row = (first + offset).min(self.input.rows() - 1);
-                let factor = _mm512_set1_ps(factor);
-                let (cosines, sines) = table.row(self.position + row);
-                let out = self.out.row_mut(row);
-                let entries = cosines.as_chunks::<{ LANES / 2 }>().0.iter().zip(sines.as_chunks::<{ LANES / 2 }>().0);
-                for (chunk, (cosines, sines)) in entries.enumerate() {
-                    // a·cos + b·(−sin), b·cos + a·sin.
-                    let (cosines, sines) = (twice(cosines), _mm512_xor_ps(twice(sines), signs));
-                    for at in (chunk * LANES..values.len()).step_by(head_dim) {
-                        ask_for(values, at + ahead);
-                        let x = _mm512_mul_ps(_mm512_mul_ps(whole(values, at), factor), whole(gain, at));
-                        let swapped = _mm512_permute_ps::<0b10_11_00_01>(x);
-                        let turned = _mm512_add_ps(_mm512_mul_ps(x, cosines), _mm512_mul_ps(swapped, sines));
-                        let codes = _mm512_cvtepi32_epi8(codes(turned, inverse));
-                        // SAFETY: sixteen codes.
-                        unsafe { _mm_storeu_si128(out[at..][..LANES].as_mut_ptr().cast(), codes) };
-                    }
-                }
-                self.clear_padding(row);
             }
         }
     }
@@ -192,16 +151,6 @@ fn ask_for(values: &[f32], at: usize) {
     _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(at).cast());
     #[cfg(miri)]
     let _ = (values, at);
-}
-
-/// Every entry twice, for both numbers of a pair.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn twice(entries: &[f32; LANES / 2]) -> __m512 {
-    let order = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    // SAFETY: eight entries.
-    let entries = unsafe { _mm256_loadu_ps(entries.as_ptr()) };
-    _mm512_permutexvar_ps(order, _mm512_castps256_ps512(entries))
 }
 
 /// The lanes that are there from `at` on.
