@@ -205,6 +205,9 @@ pub(crate) fn fix_shapes(graph: &mut GraphProto, shapes: &BTreeMap<String, Vec<u
     Ok(())
 }
 
+/// Most elements of an input: 64 GiB of floats. A larger extent is a slip of the pen, and asking for its memory would end the process.
+const MOST_ELEMENTS: u64 = 1 << 34;
+
 fn bind(port: &ModelPort, given: &[u64], symbols: &mut BTreeMap<String, (u64, String)>) -> Result<(), OnnxError> {
     let conflict = |reason: String| OnnxError::ShapeConflict {
         name: port.name.clone(),
@@ -216,6 +219,9 @@ fn bind(port: &ModelPort, given: &[u64], symbols: &mut BTreeMap<String, (u64, St
         || given.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent)).is_none()
     {
         return Err(conflict("it has more elements than fit 64 bits".into()));
+    }
+    if given.iter().product::<u64>() > MOST_ELEMENTS {
+        return Err(conflict(format!("it has more than {MOST_ELEMENTS} elements")));
     }
     let Some(dims) = &port.dims else { return Ok(()) };
     if dims.len() != given.len() {

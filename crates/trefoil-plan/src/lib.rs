@@ -229,10 +229,12 @@ fn auto(view: &CostView<'_>, options: &PlanOptions) -> Result<Plan, PlanError> {
     }
     if mixed.segments.len() > 1 {
         let gain = if alone.claimed > 0.0 { 100.0 * (1.0 - mixed.claimed / alone.claimed) } else { 0.0 };
-        alone.notes.push(format!(
-            "the best mixed plan claims {gain:.1}% less, not above the {:.1}% that could be noise: one unit is best here",
-            100.0 * options.minimum_gain
-        ));
+        alone.notes.push(if gain < 0.0 {
+            format!("the best mixed plan claims {:.1}% more: one unit is best here", -gain)
+        } else {
+            let noise = 100.0 * options.minimum_gain;
+            format!("the best mixed plan claims {gain:.1}% less, not above the {noise:.1}% that could be noise: one unit is best here")
+        });
         alone.notes.extend(audit::audit_note(view));
     }
     Ok(alone)

@@ -138,6 +138,11 @@ pub fn check_shapes(paths: &[PathBuf], shapes: &[Shape]) -> Result<(), CliError>
     if shapes.is_empty() {
         return Ok(());
     }
+    let twice =
+        shapes.iter().enumerate().find(|&(at, shape)| shapes[..at].iter().any(|other| other.input == shape.input));
+    if let Some((_, shape)) = twice {
+        return Err(CliError::Usage(format!("--shape names input `{}` twice", shape.input)));
+    }
     let mut known = Vec::new();
     for path in paths {
         let model = model_name(path);
@@ -234,5 +239,7 @@ mod tests {
         assert_eq!(of("a"), [Shape { input: "x".to_owned(), extents: vec![1, 3, 8, 8] }]);
         assert_eq!(of("b"), [Shape { input: "x".to_owned(), extents: vec![1, 3, 4, 4] }]);
         assert_eq!(shapes_of("b", &["z".to_owned()], &given), []);
+        let twice: Vec<Shape> = ["b/x=1", "b/x=2"].iter().map(|text| text.parse().unwrap()).collect();
+        assert!(check_shapes(&[], &twice).unwrap_err().to_string().contains("`b/x` twice"));
     }
 }
