@@ -183,6 +183,9 @@ fn shapes_are_fixed_through_symbols_and_conflicts_are_told() {
         "input `a` is [N, 3], but the shape given is [2] (1 dims where the model has 2)"
     );
     assert!(message(symbolic().fix_shapes(&shapes(&[("a", &[2, 4])]))).contains("dim 1 is fixed to 3"));
+    for (extent, reason) in [(1 << 63, "fit 64 bits"), (1 << 34, "more than 17179869184 elements")] {
+        assert!(message(symbolic().fix_shapes(&shapes(&[("a", &[extent, 3])]))).contains(reason));
+    }
     assert!(
         message(symbolic().fix_shapes(&shapes(&[("a", &[2, 3]), ("b", &[4, 1])])))
             .contains("`N` is already 2 through input `a`")

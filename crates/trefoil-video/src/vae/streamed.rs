@@ -86,12 +86,12 @@ mod tests {
     use crate::synthetic::write_vae_decoder;
     use crate::vae::compute::Target;
     use crate::vae::{DecoderPath, Latent, VaeConfig, VaeDecoder, VaeError};
+    use std::path::Path;
     use trefoil_kernels::{ConvWeights, FilterShape, Isa, Kernels, Pool};
     use trefoil_weights::checkpoint::Checkpoint;
 
-    #[test]
-    fn a_checkpoint_that_is_written_to_is_noticed_at_the_end_of_the_clip() {
-        let folder = tempfile::tempdir().unwrap();
+    /// A small decoder written into the folder, all its filters in memory, and all of them left in their file.
+    fn held_and_streamed(folder: &Path) -> (VaeDecoder, VaeDecoder) {
         let config = VaeConfig {
             base_dim: 16,
             dim_mult: vec![1, 2],
@@ -99,20 +99,20 @@ mod tests {
             temporal_downsample: vec![true],
             ..VaeConfig::default()
         };
-        write_vae_decoder(folder.path(), &config, 1).unwrap();
-        let path = folder.path().join("diffusion_pytorch_model.safetensors");
-        let checkpoint = Checkpoint::open(folder.path(), &[]).unwrap();
+        write_vae_decoder(folder, &config, 1).unwrap();
+        let checkpoint = Checkpoint::open(folder, &[]).unwrap();
         let load = |from: usize| {
-            let on = (folder.path(), DecoderPath::F32);
-            VaeDecoder::load_streaming(
-                &checkpoint,
-                config.clone(),
-                on,
-                (Target::Cpu, Streaming { from, levels: usize::MAX }),
-            )
-            .unwrap()
+            let target = (Target::Cpu, Streaming { from, levels: usize::MAX });
+            VaeDecoder::load_streaming(&checkpoint, config.clone(), (folder, DecoderPath::F32), target).unwrap()
         };
-        let (resident, streamed) = (load(usize::MAX), load(0));
+        (load(usize::MAX), load(0))
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_written_to_is_noticed_at_the_end_of_the_clip() {
+        let folder = tempfile::tempdir().unwrap();
+        let (resident, streamed) = held_and_streamed(folder.path());
+        let path = folder.path().join("diffusion_pytorch_model.safetensors");
         let latent = Latent::new(16, 2, 1, 8, (0..16 * 16).map(|n| n as f32 / 300.0).collect()).unwrap();
         let kernels = Kernels::new(Isa::Scalar, Pool::on_caller()).unwrap();
         let decode = |decoder: &VaeDecoder, bands: usize, change: &dyn Fn()| {
@@ -147,30 +147,10 @@ mod tests {
 
     #[test]
     fn filters_that_stay_in_their_file_change_no_bit() {
-        let folder = std::env::temp_dir().join(format!("trefoil-streamed-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let config = VaeConfig {
-            base_dim: 16,
-            dim_mult: vec![1, 2],
-            num_res_blocks: 1,
-            temporal_downsample: vec![true],
-            ..VaeConfig::default()
-        };
-        write_vae_decoder(&folder, &config, 1).unwrap();
-        let checkpoint = Checkpoint::open(&folder, &[]).unwrap();
-        let load = |from: usize| {
-            let on = (folder.as_path(), DecoderPath::F32);
-            VaeDecoder::load_streaming(
-                &checkpoint,
-                config.clone(),
-                on,
-                (Target::Cpu, Streaming { from, levels: usize::MAX }),
-            )
-            .unwrap()
-        };
-        let (resident, streamed) = (load(usize::MAX), load(0));
+        let folder = tempfile::tempdir().unwrap();
+        let (resident, streamed) = held_and_streamed(folder.path());
         // The decoder has handles of its own: the folder may go.
-        std::fs::remove_dir_all(&folder).unwrap();
+        folder.close().unwrap();
         let values = (0..16 * 3 * 4 * 5).map(|n| ((n * 37 % 101) as f32 - 50.0) / 30.0).collect();
         let latent = Latent::new(16, 3, 4, 5, values).unwrap();
         let kernels = Kernels::new(Isa::Scalar, Pool::on_caller()).unwrap();
