@@ -75,3 +75,35 @@ fn arrivals_and_deadlines_are_kept_with_whole_models() {
     assert!((plan["makespan_ms"].as_f64().unwrap() - 0.13).abs() < 1e-12, "{plan:#}");
     assert!(!plan["notes"].to_string().contains("miss their deadline"), "{}", plan["notes"]);
 }
+
+/// A mode of a unit (one core), of which the profile has the whole model only.
+#[test]
+fn the_best_mode_is_found_in_the_file_and_planned_by_name() {
+    let space = Workspace::new();
+    let mut builder = fused("one", 1, 0.05);
+    let mut mode = builder.profile.units[1].clone();
+    mode.address = mode.address.with_cores([0]);
+    let subject = trefoil_core::Subject::WholeModel { model: format!("{:032x}", 1) };
+    builder.record(subject, std::slice::from_ref(&mode.address), trefoil_plan::testing::ok(0.0305));
+    builder.profile.modes.push(mode);
+    write(&space, "p.json", &builder);
+    let methods: [&[&str]; 3] = [&[], &["--method", "single:b:CPU@0"], &["-u", "b:CPU@0"]];
+    for method in methods {
+        let arguments = [&["plan", "p.json", "--json", "--certificate", "c.json"], method].concat();
+        let plan = json(&space.output(arguments));
+        assert_eq!(plan["makespan_ms"], 0.0305, "{method:?}");
+        assert_eq!(plan["assignments"][0]["unit"], "b:CPU@0", "{method:?}");
+        assert!(plan["model_bound_ms"].as_f64().is_some_and(|bound| bound <= 0.0305), "{plan:#}");
+        let verdict = trefoil_check::check(&read(&space, "c.json"), &[read(&space, "p.json")]).unwrap();
+        assert!((verdict.value - 0.0305).abs() < 1e-12 && verdict.bound.is_none());
+    }
+    let text = stdout(&space.output(["plan", "p.json"]));
+    assert!(text.contains("time 0.0305 ms") && text.contains("every segment measured whole"), "{text}");
+    // Explained is the best plan on the units, and that is said.
+    let text = stdout(&space.output(["explain", "p.json", "0"]));
+    assert!(text.starts_with("`trefoil plan` runs the whole model on b:CPU@0 (0.0305 ms)"), "{text}");
+    let message = space.fails(["plan", "p.json", "--method", "single:b:CPU@3"], 2);
+    assert!(message.contains("a:CPU, b:CPU, c:CPU; of the whole model also b:CPU@0"), "{message}");
+    let message = space.fails(["plan", "p.json", "--method", "dag", "-u", "b:CPU@0"], 2);
+    assert!(message.contains("only the whole model was measured on b:CPU@0"), "{message}");
+}

@@ -11,6 +11,7 @@ mod shares;
 
 use crate::assemble::is_serial;
 use crate::view::CostView;
+use crate::whole::mode_at;
 use crate::{PlanError, PlanRequest};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -38,7 +39,7 @@ pub struct Certificate {
     pub objective: Objective,
     /// Models.
     pub models: Vec<CertifiedModel>,
-    /// Every unit that the planner could choose, not only those that it did.
+    /// Every unit that the planner could choose, not only those that it did; last a mode of a unit, if the plan is on one.
     pub units: Vec<UnitAddress>,
     /// Operators that were pinned: the bound holds under these.
     pub fixed: Vec<Fixed>,
@@ -52,7 +53,7 @@ pub struct Certificate {
     pub tasks: Vec<CertifiedTask>,
     /// What the schedule costs.
     pub claim: Claim,
-    /// The lower bound.
+    /// The lower bound; none is stated of a plan on a mode of a unit.
     pub bound: Option<CertifiedBound>,
 }
 
@@ -368,7 +369,17 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
     } else {
         expand::parallel(&views, plan)?
     };
-    let tasks = tasks(first, &schedule)?;
+    // A mode of a unit, of which only the whole model is known: nothing is proven of what operators cost there.
+    let mut units = first.table.units.clone();
+    units.extend(
+        plan.units
+            .iter()
+            .map(|unit| &unit.address)
+            .filter(|unit| mode_at(requests[0].profile, unit).is_some())
+            .cloned(),
+    );
+    let on_modes = units.len() > first.unit_count();
+    let tasks = tasks(&units, &schedule)?;
     let proofs = match claim.rule {
         Rule::PaperSequential => vec![proofs::paper_sequential(first)],
         Rule::BusySum => proofs::serial(first)?,
@@ -379,6 +390,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
         Rule::WeightedCompletion => matches!(proof, Proof::Completions { .. }),
         _ => true,
     };
+        _ if on_modes => Vec::new(),
     let mut proofs = proofs;
     let mut best = proofs.iter().filter(counts).map(Proof::value).fold(0.0, f64::max);
     let searched =
@@ -409,7 +421,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
                 granularity: model.granularity,
             })
             .collect(),
-        units: first.table.units.clone(),
+        units,
         fixed: fixed(&views),
         requests: plan
             .requests
@@ -424,7 +436,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
             .collect(),
         links: plan.links.clone(),
         tasks,
-        bound: Some(CertifiedBound { costs, value: best.min(claim.value), proofs }),
+        bound: (!on_modes).then(|| CertifiedBound { costs, value: best.min(claim.value), proofs }),
         claim,
     })
 }
@@ -432,14 +444,15 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
 /// The view of one of several requests: of a workload's pins each needs to match somewhere, not in every model.
 fn view_of<'a>(request: &PlanRequest<'a>, requests: usize) -> Result<CostView<'a>, PlanError> {
     if requests == 1 {
-        return CostView::new(request);
+        return CostView::new(&own);
     }
-    let mut own = request.clone();
     own.pins.retain(|pin| request.graph.operators.iter().any(|operator| pin.matches(operator)));
     CostView::new(&own)
 }
 
 fn fixed(views: &[&CostView<'_>]) -> Vec<Fixed> {
+    let mut own = request.clone();
+    own.units.retain(|unit| mode_at(request.profile, unit).is_none());
     let of = |(model, view): (usize, &&CostView<'_>)| -> Vec<Fixed> {
         let pinned = view.graph.ids().filter_map(|operator| {
             let (unit, _) = view.pinned[operator.index()].as_ref()?;
@@ -450,14 +463,16 @@ fn fixed(views: &[&CostView<'_>]) -> Vec<Fixed> {
     views.iter().enumerate().flat_map(of).collect()
 }
 
-fn tasks(view: &CostView<'_>, plan: &Plan) -> Result<Vec<CertifiedTask>, PlanError> {
+fn tasks(units: &[UnitAddress], plan: &Plan) -> Result<Vec<CertifiedTask>, PlanError> {
     let mut times = vec![(0.0, 0.0); plan.tasks.len()];
     for span in plan.timeline.lanes.iter().flat_map(|lane| &lane.spans) {
         times[span.task.0 as usize] = (span.start_ms, span.end_ms);
     }
     let index = |address: &UnitAddress| {
-        view.unit_index(address)
-            .ok_or_else(|| trefoil_core::CoreError::UnknownUnit { want: address.to_string(), have: view.unit_names() })
+        units.iter().position(|unit| unit == address).ok_or_else(|| trefoil_core::CoreError::UnknownUnit {
+            want: address.to_string(),
+            have: units.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        })
     };
     plan.tasks
         .iter()
