@@ -119,7 +119,7 @@ pub enum PlanError {
     },
     /// The method does not serve the objective.
     #[error(
-        "method `{method}` cannot minimise {objective}; `pipeline` plans streams for throughput, the others for latency or energy"
+        "method `{method}` cannot minimise {objective}; for throughput `pipeline` plans a stream of one model and `concurrent` rounds of several, all else is for latency or energy"
     )]
     Objective {
         /// The method.

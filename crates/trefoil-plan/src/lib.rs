@@ -117,7 +117,7 @@ pub const METHODS: &[MethodInfo] = &[
     },
     MethodInfo {
         name: "concurrent",
-        summary: "several models at once, with arrivals, deadlines and weights; one inference of one model as dag plans it",
+        summary: "several models at once, fused or not, with arrivals, deadlines and weights; for throughput rounds of them; one inference of one model as dag plans it",
     },
     MethodInfo {
         name: "phases",

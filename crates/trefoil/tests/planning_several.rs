@@ -107,3 +107,20 @@ fn the_best_mode_is_found_in_the_file_and_planned_by_name() {
     let message = space.fails(["plan", "p.json", "--method", "dag", "-u", "b:CPU@0"], 2);
     assert!(message.contains("only the whole model was measured on b:CPU@0"), "{message}");
 }
+
+#[test]
+fn several_models_have_a_throughput() {
+    let space = pair();
+    let arguments = ["plan", "a.json", "b.json", "--objective", "throughput"];
+    let plan = json(&space.output([&arguments[..], &["--json", "--certificate", "c.json"]].concat()));
+    let number = |key: &str| plan[key].as_f64().unwrap_or_else(|| panic!("{key}: {plan:#}"));
+    // One unit does a round in 0.065 ms; two that slow each other by half do not do it in less.
+    assert!(number("period_ms") <= 0.065 + 1e-12 && number("model_bound_ms") <= number("period_ms"), "{plan:#}");
+    assert_eq!((plan["bound_of"].as_str(), plan["method"].as_str()), (Some("period"), Some("concurrent")));
+    let verdict = trefoil_check::check(&read(&space, "c.json"), &[read(&space, "a.json"), read(&space, "b.json")]);
+    assert!(verdict.unwrap().value <= number("period_ms") * (1.0 + 1e-9));
+    let text = stdout(&space.output(arguments));
+    assert!(text.contains("period 0.0") && text.contains("round of one inference of each of the 2 models"), "{text}");
+    let message = space.fails(["plan", "a.json", "b.json", "--objective", "throughput", "--method", "joint"], 2);
+    assert!(message.contains("`concurrent` rounds of several"), "{message}");
+}
