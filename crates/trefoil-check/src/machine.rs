@@ -148,6 +148,20 @@ impl Machine {
                 address,
             });
         }
+        for profile in profiles {
+            let lists = [profile.get("units"), profile.get("modes")];
+            let knows = |address: &str| {
+                lists
+                    .iter()
+                    .flatten()
+                    .filter_map(|list| list.as_array())
+                    .flatten()
+                    .any(|unit| unit["address"] == *address)
+            };
+            if let Some(unit) = units.iter().find(|unit| !knows(&unit.address)) {
+                return Err(CheckError::OtherProfile(format!("one of them has no unit {}", unit.address)));
+            }
+        }
         let mut machine = Self { idle_watts: None, slowdowns: BTreeMap::new(), units };
         for profile in profiles {
             machine.add(profile)?;

@@ -90,8 +90,9 @@ pub struct CertifiedRequest {
     pub request: u32,
     /// No task of it starts before, in milliseconds.
     pub arrival_ms: f64,
-    /// The request's weight.
-    pub weight: f64,
+    /// The request's weight, where the claim counts it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<f64>,
 }
 
 /// One task: either `operators`, or a `tensor` brought `from` a unit (its own: to the host) or, without `from`, the host.
@@ -381,6 +382,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
     let on_modes = units.len() > first.unit_count();
     let tasks = tasks(&units, &schedule)?;
     let proofs = match claim.rule {
+        _ if on_modes => Vec::new(),
         Rule::PaperSequential => vec![proofs::paper_sequential(first)],
         Rule::BusySum => proofs::serial(first)?,
         _ => proofs::parallel(&views, &schedule, costs, claim.rule)?,
@@ -390,7 +392,6 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
         Rule::WeightedCompletion => matches!(proof, Proof::Completions { .. }),
         _ => true,
     };
-        _ if on_modes => Vec::new(),
     let mut proofs = proofs;
     let mut best = proofs.iter().filter(counts).map(Proof::value).fold(0.0, f64::max);
     let searched =
@@ -431,7 +432,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
                 item: request.item,
                 request: request.request,
                 arrival_ms: request.arrival_ms,
-                weight: request.weight,
+                weight: (claim.rule == Rule::WeightedCompletion).then_some(request.weight),
             })
             .collect(),
         links: plan.links.clone(),
@@ -443,6 +444,8 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
 
 /// The view of one of several requests: of a workload's pins each needs to match somewhere, not in every model.
 fn view_of<'a>(request: &PlanRequest<'a>, requests: usize) -> Result<CostView<'a>, PlanError> {
+    let mut own = request.clone();
+    own.units.retain(|unit| mode_at(request.profile, unit).is_none());
     if requests == 1 {
         return CostView::new(&own);
     }
@@ -451,8 +454,6 @@ fn view_of<'a>(request: &PlanRequest<'a>, requests: usize) -> Result<CostView<'a
 }
 
 fn fixed(views: &[&CostView<'_>]) -> Vec<Fixed> {
-    let mut own = request.clone();
-    own.units.retain(|unit| mode_at(request.profile, unit).is_none());
     let of = |(model, view): (usize, &&CostView<'_>)| -> Vec<Fixed> {
         let pinned = view.graph.ids().filter_map(|operator| {
             let (unit, _) = view.pinned[operator.index()].as_ref()?;
