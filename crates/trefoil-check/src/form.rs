@@ -75,6 +75,7 @@ pub fn fields(certificate: &Value) -> Result<(), CheckError> {
             "path" => &["model", "potentials", "cuts", "tail", "memory"],
             "workload-path" | "completions" => &["executions", "memory"],
             "load" => &["weights", "memory"],
+            "placements" => &["weights"],
             "priced-load" => &["weights", "payments", "memory"],
             "energy" => &["payments", "memory"],
             "search" => &[],

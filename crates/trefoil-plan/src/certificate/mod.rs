@@ -279,6 +279,13 @@ pub enum Proof {
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         memory: MemoryPrices,
     },
+    /// Every placement is tried by whoever verifies, and given up where it is known to take as long.
+    Placements {
+        /// The bound on the makespan in milliseconds.
+        value: f64,
+        /// Weights of compute-bound and memory-bound work by unit address.
+        weights: BTreeMap<String, [f64; 2]>,
+    },
     /// Every assignment and order is tried by whoever verifies.
     Search {
         /// The bound: the claim itself.
@@ -323,6 +330,7 @@ impl Proof {
             | Self::WorkloadPath { value, .. }
             | Self::Load { value, .. }
             | Self::PricedLoad { value, .. }
+            | Self::Placements { value, .. }
             | Self::Completions { value, .. }
             | Self::Search { value }
             | Self::Energy { value, .. } => *value,
