@@ -5,7 +5,7 @@ use crate::json::{Reader, text};
 use crate::machine::{Class, Machine};
 use crate::memory::Prices;
 use crate::schedule::{Schedule, Work};
-use crate::{CheckError, close_above, priced, search, serial, workload};
+use crate::{CheckError, close_above, placements, priced, search, serial, workload};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -195,7 +195,7 @@ pub fn verify(
             "paper-sequential" => &["paper-sequential"],
             "chain" | "serial" => &["busy-sum"],
             "path" | "workload-path" | "load" if rule == "weighted-completion" => &["weighted-completion"],
-            "path" | "workload-path" => &["makespan", "energy"],
+            "path" | "workload-path" | "placements" => &["makespan", "energy"],
             "load" | "priced-load" => &["makespan", "energy", "period"],
             "energy" => &["energy"],
             "completions" => &["weighted-completion"],
@@ -217,6 +217,7 @@ pub fn verify(
             }
             "load" => load(proof, &ground)?,
             "priced-load" => priced::load(proof, &ground)?,
+            "placements" => placements::verify(proof, &ground)?,
             "completions" if proof.get("memory").is_some() => workload::completions(proof, &ground)?,
             "completions" => schedule.weighted_mean(|model, item| match &ends {
                 Some(ends) => ends.get(&(model, item)).copied().unwrap_or(0.0),
@@ -238,7 +239,7 @@ pub fn verify(
         if !close_above(proven, stated) {
             return Err(CheckError::Bound(format!("proof `{kind}` gives {proven}, not {stated}")));
         }
-        if matches!(kind, "path" | "workload-path" | "load" | "priced-load") {
+        if matches!(kind, "path" | "workload-path" | "load" | "priced-load" | "placements") {
             makespan = makespan.max(stated);
         }
         if kind == "path" {

@@ -31,6 +31,15 @@ impl Reader {
             .ok_or_else(|| self.fail(format!("`{key}` is no number that is finite and not negative")))
     }
 
+    /// A whole number that is not negative and counts something.
+    pub fn count(self, value: &Value, key: &str) -> Result<u64, CheckError> {
+        let number = value.get(key).and_then(Value::as_u64).filter(|&number| u32::try_from(number).is_ok());
+        number.ok_or_else(|| {
+            let found = value.get(key).unwrap_or(&Value::Null);
+            self.fail(format!("`{key}` holds {found}, not a whole number from 0 on"))
+        })
+    }
+
     pub fn index(self, value: &Value, key: &str, below: usize) -> Result<usize, CheckError> {
         self.as_index(value.get(key).unwrap_or(&Value::Null), key, below)
     }

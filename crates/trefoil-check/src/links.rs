@@ -77,7 +77,7 @@ impl Links {
 
     fn end(&self, value: &Value, models: &[Model]) -> Result<End, CheckError> {
         let model = CERTIFICATE.index(value, "model", models.len())?;
-        let item = value.get("item").and_then(Value::as_u64).unwrap_or(0);
+        let item = CERTIFICATE.count(value, "item")?;
         if !self.repetitions.contains_key(&(model, item)) {
             return Err(CERTIFICATE.fail(format!("a link names item {item} of model {model}, which is not executed")));
         }

@@ -118,13 +118,17 @@ impl Machine {
         let first = profiles.first().ok_or_else(|| PROFILE.fail("there is none"))?;
         let names = Reader("certificate").list(certificate, "units")?;
         let described = PROFILE.list(first, "units")?;
+        // Other core counts of the units, of which the profile knows whole models only.
+        let modes = first.get("modes").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let mut units = Vec::new();
         for (place, name) in names.iter().enumerate() {
             // Limits and transfers are counted by unit, so one that is listed twice would have twice its memory.
             if names[..place].contains(name) {
                 return Err(Reader("certificate").fail(format!("it lists the unit {name} twice")));
             }
-            let mut found = described.iter().filter(|unit| unit["address"] == *name);
+            let is_here = |unit: &&Value| unit["address"] == *name;
+            let listed = if described.iter().any(|unit| is_here(&unit)) { described } else { modes };
+            let mut found = listed.iter().filter(is_here);
             let unit = found.next().ok_or_else(|| CheckError::OtherProfile(format!("it has no unit {name}")))?;
             if found.next().is_some() {
                 return Err(PROFILE.fail(format!("it lists the unit {name} twice")));
@@ -143,6 +147,20 @@ impl Machine {
                 resources,
                 address,
             });
+        }
+        for profile in profiles {
+            let lists = [profile.get("units"), profile.get("modes")];
+            let knows = |address: &str| {
+                lists
+                    .iter()
+                    .flatten()
+                    .filter_map(|list| list.as_array())
+                    .flatten()
+                    .any(|unit| unit["address"] == *address)
+            };
+            if let Some(unit) = units.iter().find(|unit| !knows(&unit.address)) {
+                return Err(CheckError::OtherProfile(format!("one of them has no unit {}", unit.address)));
+            }
         }
         let mut machine = Self { idle_watts: None, slowdowns: BTreeMap::new(), units };
         for profile in profiles {

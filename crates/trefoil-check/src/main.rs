@@ -64,5 +64,12 @@ fn describe(verdict: &Verdict) -> String {
             gap.unwrap_or(0.0) * 100.0
         )),
     }
+    if verdict.bound.is_some() {
+        let pinned = match verdict.pinned {
+            0 => String::new(),
+            count => format!(", {count} operator(s) pinned"),
+        };
+        lines.push(format!("over plans on {}{pinned}", verdict.units.join(", ")));
+    }
     lines.join("\n")
 }

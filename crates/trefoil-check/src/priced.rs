@@ -165,8 +165,8 @@ fn check_prices(ground: &Ground<'_>, price: &[[f64; 2]]) -> Result<(), CheckErro
     Ok(())
 }
 
-/// The load with transfers, in milliseconds.
-pub fn load(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
+/// The prices of units' time that a proof states, by unit and class, such that no moment does more than 1 of priced work in a millisecond.
+pub fn prices(proof: &Value, ground: &Ground<'_>) -> Result<Vec<[f64; 2]>, CheckError> {
     let units = ground.units();
     if units > MOST_UNITS {
         return Err(CheckError::Bound(format!("{units} units are too many for prices by class of work")));
@@ -185,6 +185,12 @@ pub fn load(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
         return Err(CheckError::Bound("prices tell classes apart, but segments have no certain class".to_owned()));
     }
     check_prices(ground, &price)?;
+    Ok(price)
+}
+
+/// The load with transfers, in milliseconds.
+pub fn load(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
+    let price = prices(proof, ground)?;
     let of = |unit: usize, class: Class| price[unit][usize::from(class == Class::Memory)];
     sum(proof, ground, &of, &Prices::read(proof, ground)?)
 }

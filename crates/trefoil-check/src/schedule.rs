@@ -55,7 +55,6 @@ impl Schedule {
             let unit = CERTIFICATE.index(task, "unit", machine.units.len())?;
             let number = CERTIFICATE.index(task, "model", models.len())?;
             let model = &models[number];
-            let counter = |key: &str| task.get(key).and_then(Value::as_u64).unwrap_or(0);
             let stated = CERTIFICATE.number(task, "ms")?;
             let (work, derived, class) = if task.get("operators").is_some() {
                 let operators = CERTIFICATE.indices(task, "operators", model.operators.len())?;
@@ -95,15 +94,15 @@ impl Schedule {
                 return Err(CheckError::Cost { task: index, stated, derived });
             }
             let (start, end) = (CERTIFICATE.number(task, "start_ms")?, CERTIFICATE.number(task, "end_ms")?);
-            let of = (number, counter("item"), counter("iteration"));
+            let of = (number, CERTIFICATE.count(task, "item")?, CERTIFICATE.count(task, "iteration")?);
             tasks.push(Task { unit, of, work, ms: derived, start, end, class });
         }
         let (mut arrivals, mut requests, mut weights) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         for request in certificate.get("requests").and_then(Value::as_array).into_iter().flatten() {
             let model = CERTIFICATE.index(request, "model", models.len())?;
-            let item = request.get("item").and_then(Value::as_u64).unwrap_or(0);
+            let item = CERTIFICATE.count(request, "item")?;
             arrivals.insert((model, item), CERTIFICATE.number(request, "arrival_ms")?);
-            let number = request.get("request").and_then(Value::as_u64).unwrap_or(0);
+            let number = CERTIFICATE.count(request, "request")?;
             requests.insert((model, item), number);
             let weight = request.get("weight").and_then(Value::as_f64).unwrap_or(1.0);
             if !weight.is_finite() || weight <= 0.0 {
@@ -416,6 +415,11 @@ impl Schedule {
                     CERTIFICATE.fail(format!("claim rule {rule:?} is for the objective {own:?}, not {objective:?}"))
                 );
             }
+        }
+        if (text(claim, "rule"), objective) == (Some("makespan"), Some("energy")) && self.energy(machine).is_ok() {
+            return Err(CheckError::Claim(
+                "the profile tells the energy, so the makespan is no claim for it".to_owned(),
+            ));
         }
         let derived = match text(claim, "rule") {
             Some("makespan") => self.makespan(),

@@ -89,8 +89,7 @@ fn stated(proof: &Value, ground: &Ground<'_>, unrolled: &Unrolled) -> Result<Vec
     let mut rows = vec![None; unrolled.place.len()];
     for execution in CERTIFICATE.list(proof, "executions")? {
         let model = CERTIFICATE.index(execution, "model", ground.models.len())?;
-        let counter = |key: &str| execution.get(key).and_then(Value::as_u64).unwrap_or(0);
-        let of = (model, counter("item"), counter("iteration"));
+        let of = (model, CERTIFICATE.count(execution, "item")?, CERTIFICATE.count(execution, "iteration")?);
         let Some(&place) = unrolled.place.get(&of) else {
             return Err(CheckError::Bound(format!("potentials of {of:?}, which is not executed")));
         };
@@ -98,7 +97,9 @@ fn stated(proof: &Value, ground: &Ground<'_>, unrolled: &Unrolled) -> Result<Vec
         if potentials.len() != ground.models[model].operators.len() {
             return Err(CERTIFICATE.fail("potentials of another number of operators"));
         }
-        rows[place] = Some(potentials);
+        if rows[place].replace(potentials).is_some() {
+            return Err(CERTIFICATE.fail(format!("two potentials of {of:?}")));
+        }
     }
     let lacking = || CheckError::Bound("an execution has no potentials".to_owned());
     let rows: Vec<Vec<Vec<f64>>> = rows.into_iter().collect::<Option<_>>().ok_or_else(lacking)?;

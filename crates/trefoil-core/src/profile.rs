@@ -87,12 +87,20 @@ impl Profile {
     /// # Errors
     /// [`CoreError::UnknownUnit`] listing what there is.
     pub fn unit(&self, address: &UnitAddress) -> Result<&Unit, CoreError> {
-        self.units.iter().chain(&self.modes).find(|unit| unit.address == *address).ok_or_else(|| {
-            CoreError::UnknownUnit {
-                want: address.to_string(),
-                have: self.units.iter().map(|unit| unit.address.to_string()).collect::<Vec<_>>().join(", "),
-            }
-        })
+        self.units
+            .iter()
+            .chain(&self.modes)
+            .find(|unit| unit.address == *address)
+            .ok_or_else(|| CoreError::UnknownUnit { want: address.to_string(), have: self.unit_names() })
+    }
+
+    /// `ort:CPU, openvino:CPU; of the whole model also openvino:CPU@0`.
+    fn unit_names(&self) -> String {
+        let names = |units: &[Unit]| units.iter().map(|unit| unit.address.to_string()).collect::<Vec<_>>().join(", ");
+        match self.modes.as_slice() {
+            [] => names(&self.units),
+            modes => format!("{}; of the whole model also {}", names(&self.units), names(modes)),
+        }
     }
 
     /// The id that the next measurement of `subject` on `units` must carry.

@@ -107,9 +107,19 @@ pub enum PlanError {
         /// An example of the flag's value.
         example: String,
     },
+    /// Only the whole model was measured on a mode of a unit.
+    #[error(
+        "only the whole model was measured on {unit}, so {what}; plan it with `--method single:{unit}`, or profile with `-u {unit}` for all else"
+    )]
+    OnlyWhole {
+        /// The mode.
+        unit: String,
+        /// What cannot be done.
+        what: String,
+    },
     /// The method does not serve the objective.
     #[error(
-        "method `{method}` cannot minimise {objective}; `pipeline` plans streams for throughput, the others for latency or energy"
+        "method `{method}` cannot minimise {objective}; for throughput `pipeline` plans a stream of one model and `concurrent` rounds of several, all else is for latency or energy"
     )]
     Objective {
         /// The method.

@@ -4,6 +4,7 @@ use crate::assemble::{Piece, is_serial, price};
 use crate::pareto::schedule_of;
 use crate::problem::{Goal, Problem, Schedule};
 use crate::view::{CostView, composed};
+use crate::whole::mode_at;
 use crate::{PlanError, PlanRequest};
 use std::fmt;
 use trefoil_core::{CostRef, Objective, OperatorId, Origin, Plan, UnitAddress, Work};
@@ -78,9 +79,13 @@ pub fn explain(request: &PlanRequest<'_>, plan: &Plan, operator: OperatorId) -> 
     for task in &plan.tasks {
         let Work::Segment { segment: id } = task.work else { continue };
         let segment = &plan.segments[id.0 as usize];
-        let unit = view.unit_index(&segment.unit).ok_or_else(|| trefoil_core::CoreError::UnknownUnit {
-            want: segment.unit.to_string(),
-            have: view.unit_names(),
+        let unit = view.unit_index(&segment.unit).ok_or_else(|| {
+            if mode_at(request.profile, &segment.unit).is_some() {
+                let what = "no operator's place in this plan can be explained".to_owned();
+                return PlanError::OnlyWhole { unit: segment.unit.to_string(), what };
+            }
+            let (want, have) = (segment.unit.to_string(), view.unit_names());
+            trefoil_core::CoreError::UnknownUnit { want, have }.into()
         })?;
         if segment.operators.binary_search(&operator).is_ok() {
             home = (pieces.len(), id.0 as usize);

@@ -54,6 +54,12 @@ pub(crate) fn judge(plan: &mut Plan, views: &[&CostView<'_>], goal: Goal, bound:
     if goal == Goal::Energy {
         plan.simulated_j = Some(plan_value(plan, views, goal)?);
     }
+    state(plan, bound);
+    Ok(())
+}
+
+/// States how far what the simulator says is from `bound`.
+pub(crate) fn state(plan: &mut Plan, bound: f64) {
     let value = plan.simulated();
     debug_assert!(bound <= value * (1.0 + 1e-6), "bound {bound} above {value} by {}", plan.method);
     // A bound above the value by rounding is the value.
@@ -61,7 +67,6 @@ pub(crate) fn judge(plan: &mut Plan, views: &[&CostView<'_>], goal: Goal, bound:
     plan.model_bound = Some(bound);
     plan.gap = if bound > 0.0 { Some(value / bound - 1.0) } else { (value == 0.0).then_some(0.0) };
     plan.exact = value <= bound * (1.0 + ROUNDING);
-    Ok(())
 }
 
 /// Among which plans, and under which model, a planner's own bound holds.

@@ -92,7 +92,7 @@ pub use whole::{Baseline, baselines, import};
 
 use bounds::Effort;
 use quality::{goal_of, state_quality};
-use trefoil_core::{Objective, Plan, UnitAddress};
+use trefoil_core::{Objective, OwnClaim, Plan, Unit, UnitAddress};
 use view::CostView;
 
 /// A planner's name and what it does.
@@ -117,7 +117,7 @@ pub const METHODS: &[MethodInfo] = &[
     },
     MethodInfo {
         name: "concurrent",
-        summary: "several models at once, with arrivals, deadlines and weights; one inference of one model as dag plans it",
+        summary: "several models at once, fused or not, with arrivals, deadlines and weights; for throughput rounds of them; one inference of one model as dag plans it",
     },
     MethodInfo {
         name: "phases",
@@ -163,11 +163,21 @@ pub fn plan_with(method: &str, request: &PlanRequest<'_>, options: &PlanOptions)
     if let Some(unit) = single {
         return single_unit(unit, request);
     }
+    // A mode asked for by name runs the whole model, which is all that is known of it.
+    if let ("auto", [only]) = (method, request.units.as_slice())
+        && !streams
+        && whole::mode_at(request.profile, only).is_some()
+    {
+        return single_unit(&only.to_string(), request);
+    }
     let view = CostView::new(request)?;
     // Before planning, so that it counts as part of a time budget.
     let bound = judge::bound_of_all_within(&view, Effort::within(options))?;
     let mut plan = if streams { throughput::pipeline(&view, options)? } else { make(method, &view, options)? };
     judge::check_memory(&plan, &[view.graph])?;
+    // The bound is over plans on the units. A mode is chosen where it beats these, and none of the modes is faster.
+    let on_units = plan.units.iter().all(|unit| view.unit_index(&unit.address).is_some());
+    let bound = if on_units { bound } else { bound.min(plan.claimed) };
     judge::judge(&mut plan, &[&view], goal_of(view.objective), bound)?;
     Ok(plan)
 }
@@ -176,6 +186,9 @@ pub fn plan_with(method: &str, request: &PlanRequest<'_>, options: &PlanOptions)
 /// bound is over plans on this unit alone.
 fn single_unit(unit: &str, request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
     let unit: UnitAddress = unit.parse().map_err(PlanError::Core)?;
+    if let Some(mode) = whole::mode_at(request.profile, &unit) {
+        return on_mode(mode, request);
+    }
     let only = PlanRequest { units: vec![unit.clone()], ..request.clone() };
     let view = CostView::new(&only)?;
     let mut plan = whole::single(&view, 0)?;
@@ -187,6 +200,30 @@ fn single_unit(unit: &str, request: &PlanRequest<'_>) -> Result<Plan, PlanError>
         }
     };
     judge::judge(&mut plan, &[&view], goal_of(view.objective), bound)?;
+    Ok(plan)
+}
+
+/// The whole model on a mode of a unit; the bound is over plans on the units and the whole model on any mode.
+fn on_mode(mode: &Unit, request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
+    let mut plan = whole::on_mode(request, mode)?;
+    let units: Vec<UnitAddress> =
+        request.units.iter().filter(|unit| whole::mode_at(request.profile, unit).is_none()).cloned().collect();
+    let others = PlanRequest { units, pins: Vec::new(), ..request.clone() };
+    let bound = CostView::new(&others).and_then(|all| judge::bound_of_all(&all));
+    plan.own = Some(OwnClaim {
+        value: plan.claimed,
+        over: format!("the whole model on {}", mode.address),
+        bound: Some(plan.claimed),
+        gap: Some(0.0),
+        exact: true,
+    });
+    // Of the modes' energies nothing is known but this one's.
+    let modes = if request.objective == Objective::Energy { plan.claimed } else { whole::least_on_modes(request) };
+    let bound = bound.unwrap_or_else(|error| {
+        plan.notes.push(format!("no bound over plans on the other units: {error}"));
+        0.0
+    });
+    judge::state(&mut plan, bound.min(modes));
     Ok(plan)
 }
 

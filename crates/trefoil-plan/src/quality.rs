@@ -4,10 +4,11 @@ use crate::PlanError;
 use crate::assemble::ROUNDING;
 use crate::bounds::{LeastTimes, model_bound};
 use crate::dag::Solution;
-use crate::problem::{Goal, Job, Problem};
+use crate::problem::{Goal, Job, Problem, Score};
 use crate::simulate::{SimulationModel, simulate};
 use crate::view::CostView;
 use std::collections::BTreeMap;
+use trefoil_core::plan::PlannedRequest;
 use trefoil_core::{Objective, OperatorClass, OperatorGraph, OwnClaim, Plan, Work};
 
 /// The goal that an objective means for one request.
@@ -34,30 +35,51 @@ pub(crate) fn plan_value(plan: &Plan, views: &[&CostView<'_>], goal: Goal) -> Re
             })
         }
         Goal::WeightedCompletion => {
-            let mut completion: BTreeMap<(u32, u32), f64> = BTreeMap::new();
-            for span in plan.timeline.lanes.iter().flat_map(|lane| &lane.spans) {
-                let task = &plan.tasks[span.task.0 as usize];
-                let model = match &task.work {
-                    Work::Segment { segment } => plan.segments[segment.0 as usize].model,
-                    Work::Transfer { model, .. } => *model,
-                    Work::Blocks { .. } => 0,
-                };
-                let slot = completion.entry((model, task.item)).or_insert(0.0);
-                *slot = slot.max(span.end_ms);
-            }
-            // Stages of one application are complete together.
-            let mut requests: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
-            for request in &plan.requests {
-                let end = completion.get(&(request.model, request.item)).copied().unwrap_or(0.0);
-                let slot = requests.entry(request.request).or_insert((0.0, request.weight));
-                slot.0 = slot.0.max(end - request.arrival_ms);
-            }
-            let (sum, weights) = requests
-                .values()
-                .fold((0.0, 0.0), |(sum, weights), &(time, weight)| (sum + weight * time.max(0.0), weights + weight));
+            let (sum, weights) = completions(plan).values().fold((0.0, 0.0), |(sum, weights), &(end, request)| {
+                let time = (end - request.arrival_ms).max(0.0);
+                (sum + request.weight * time, weights + request.weight)
+            });
             Ok(if weights > 0.0 { sum / weights } else { plan.simulated_ms })
         }
     }
+}
+
+/// By request number: when it is complete, and one of its entries. Stages of one application are complete together.
+fn completions(plan: &Plan) -> BTreeMap<u32, (f64, &PlannedRequest)> {
+    let mut completion: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+    for span in plan.timeline.lanes.iter().flat_map(|lane| &lane.spans) {
+        let task = &plan.tasks[span.task.0 as usize];
+        let model = match &task.work {
+            Work::Segment { segment } => plan.segments[segment.0 as usize].model,
+            Work::Transfer { model, .. } => *model,
+            Work::Blocks { .. } => 0,
+        };
+        let slot = completion.entry((model, task.item)).or_insert(0.0);
+        *slot = slot.max(span.end_ms);
+    }
+    let mut requests: BTreeMap<u32, (f64, &PlannedRequest)> = BTreeMap::new();
+    for request in &plan.requests {
+        let end = completion.get(&(request.model, request.item)).copied().unwrap_or(0.0);
+        let slot = requests.entry(request.request).or_insert((0.0, request));
+        slot.0 = slot.0.max(end);
+    }
+    requests
+}
+
+/// How good a plan is by the simulator, memory aside; and how many requests miss their deadline.
+pub(crate) fn plan_score(plan: &Plan, views: &[&CostView<'_>], goal: Goal) -> Result<(Score, usize), PlanError> {
+    let value = plan_value(plan, views, goal)?;
+    let (mut late, mut tardiness_ms, mut missed) = (0.0, 0.0, 0);
+    for (end, request) in completions(plan).into_values() {
+        let over = request.deadline_ms.map(|deadline| end - deadline);
+        // Sums in another order may end later by rounding.
+        if let Some(over) = over.filter(|&over| over > ROUNDING * end) {
+            late += request.weight;
+            tardiness_ms += request.weight * over;
+            missed += 1;
+        }
+    }
+    Ok((Score { excess_bytes: 0.0, late, tardiness_ms, value }, missed))
 }
 
 /// Sets `claimed` to what the simulator says of a plan made of a schedule, and [`Plan::own`] to what is proven of the schedule

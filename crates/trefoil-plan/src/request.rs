@@ -42,7 +42,7 @@ pub struct PlanOptions {
     /// Seed of their random choices: equal seeds and step budgets give equal plans.
     pub seed: u64,
     /// Lets `auto` choose a mode of a unit ([`trefoil_core::Profile::modes`]) on which only the whole model was measured.
-    /// Off, because nothing else can be asked about such a unit: it has no operator costs to explain, certify or replay.
+    /// Off for those who ask on: such a unit has no operator costs to explain or replay.
     pub modes: bool,
 }
 

@@ -2,6 +2,7 @@
 
 use crate::{
     Application, ConcurrentRequest, METHODS, MethodInfo, PlanError, PlanOptions, PlanRequest, concurrent, plan_pair,
+    throughput,
 };
 use trefoil_core::{Objective, Plan};
 
@@ -9,7 +10,7 @@ use trefoil_core::{Objective, Plan};
 pub const SEVERAL_METHODS: &[MethodInfo] = &[
     MethodInfo {
         name: "concurrent",
-        summary: "any number of models at once, on exclusive units, contention decided together",
+        summary: "any number of models at once, on exclusive units, contention decided together; throughput: rounds of them",
     },
     MethodInfo { name: "aligned", summary: "BIDENT 3.2.2 literally: two requests of one model in lockstep" },
     MethodInfo { name: "joint", summary: "BIDENT 3.2.2 literally: two models, state (i, j) without units" },
@@ -19,7 +20,8 @@ pub const SEVERAL_METHODS: &[MethodInfo] = &[
     },
 ];
 
-/// Plans the models of several requests, which all start at once, to run together. `auto` is `concurrent`. All requests must
+/// Plans the models of several requests, which all start at once, to run together. `auto` is `concurrent`, which for throughput plans
+/// endless rounds of one inference of each. All requests must
 /// ask for the same units and objective; their profiles must be of one machine.
 ///
 /// # Errors
@@ -38,7 +40,8 @@ pub fn plan_several(method: &str, requests: &[PlanRequest<'_>], options: &PlanOp
         });
     }
     let objective = requests.first().map_or(Objective::Latency, |request| request.objective);
-    if objective == Objective::Throughput {
+    let rounds = objective == Objective::Throughput;
+    if rounds && !(matches!(method, "auto" | "concurrent") && requests.len() > 1) {
         return Err(PlanError::Objective { method: method.to_owned(), objective: "throughput".to_owned() });
     }
     match (method, requests) {
@@ -51,7 +54,7 @@ pub fn plan_several(method: &str, requests: &[PlanRequest<'_>], options: &PlanOp
                     requests.iter().map(|request| Application::new(request.profile, request.graph)).collect(),
                 )
             };
-            concurrent(&asked, options)
+            if rounds { throughput::rounds(&asked, options) } else { concurrent(&asked, options) }
         }
         ("auto" | "concurrent", []) => Err(PlanError::NoUnits),
         (_, [first, second]) => plan_pair(method, first, second),

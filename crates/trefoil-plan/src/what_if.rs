@@ -8,6 +8,7 @@ use crate::list_scheduling::heft_after;
 use crate::problem::Problem;
 use crate::simulate::{SimulationModel, resource_keys, simulate};
 use crate::view::CostView;
+use crate::whole::mode_at;
 use crate::{PlanError, PlanOptions, PlanRequest, plan_with};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -145,11 +146,20 @@ pub fn what_if(
     options: &PlanOptions,
     changes: &[WhatIf],
 ) -> Result<Replay, PlanError> {
+    let whole_only = |unit: &UnitAddress| match mode_at(request.profile, unit) {
+        Some(_) => {
+            let what = "a change cannot be replayed on its operators".to_owned();
+            Err(PlanError::OnlyWhole { unit: unit.to_string(), what })
+        }
+        None => Ok(()),
+    };
     for change in changes {
         request.profile.unit(change.unit())?;
+        whole_only(change.unit())?;
     }
     check_changes(changes)?;
     let plan = plan_with(method, request, options)?;
+    plan.units_used().into_iter().try_for_each(whole_only)?;
     let before = score(request, &plan, &[])?.1;
     let profile = changed(request.profile, changes);
     check_size(&profile, changes)?;

@@ -1,10 +1,15 @@
 //! Plans that leave nothing to search: one unit for everything, and splits made by hand. And the baselines.
 
 use crate::assemble::{Piece, assemble, price, set_bound};
+use crate::simulate::SimulationModel;
 use crate::view::CostView;
 use crate::{PlanError, PlanRequest};
+use std::collections::BTreeSet;
 use trefoil_core::cost::measurement_cost;
-use trefoil_core::{MeasurementId, Objective, OperatorId, Origin, Plan, Subject, Unit, UnitAddress};
+use trefoil_core::profile::ProfileIndex;
+use trefoil_core::{
+    MeasurementId, Objective, OperatorGraph, OperatorId, Origin, Plan, Profile, Subject, Unit, UnitAddress,
+};
 
 /// Everything on one unit in one segment.
 pub(crate) fn single(view: &CostView<'_>, unit: usize) -> Result<Plan, PlanError> {
@@ -33,7 +38,6 @@ pub(crate) fn best_mode(view: &CostView<'_>, single: Option<Plan>) -> Option<Pla
     if view.objective != Objective::Latency || view.pinned.iter().any(Option::is_some) {
         return single;
     }
-    let subject = Subject::WholeModel { model: view.graph.fingerprint.clone() };
     let of_a_unit = |mode: &&Unit| {
         let same = |unit: &&Unit| {
             unit.address.backend == mode.address.backend
@@ -42,8 +46,10 @@ pub(crate) fn best_mode(view: &CostView<'_>, single: Option<Plan>) -> Option<Pla
         };
         view.units.iter().any(same)
     };
-    let modes = view.index.profile.modes.iter().filter(of_a_unit).filter_map(|mode| {
-        let record = view.index.newest(&subject, std::slice::from_ref(&mode.address))?;
+    let bytes: u64 = view.graph.operators.iter().map(|operator| operator.weight_bytes).sum();
+    let fits = |mode: &&Unit| mode.limits.memory_bytes.is_none_or(|most| bytes <= most);
+    let modes = view.index.profile.modes.iter().filter(of_a_unit).filter(fits).filter_map(|mode| {
+        let record = whole_record(&view.index, view.graph, &mode.address)?;
         Some((mode, record, measurement_cost(record)?))
     });
     let best = modes.min_by(|a, b| a.2.ms.total_cmp(&b.2.ms));
@@ -57,6 +63,73 @@ pub(crate) fn best_mode(view: &CostView<'_>, single: Option<Plan>) -> Option<Pla
         }
         (single, None) => single,
     }
+}
+
+/// The newest measurement of the whole model on a unit.
+fn whole_record<'a>(
+    index: &ProfileIndex<'a>,
+    graph: &OperatorGraph,
+    unit: &UnitAddress,
+) -> Option<&'a trefoil_core::Measurement> {
+    index.newest(&Subject::WholeModel { model: graph.fingerprint.clone() }, std::slice::from_ref(unit))
+}
+
+/// The mode of a profile's units at an address that is not a unit itself.
+pub(crate) fn mode_at<'a>(profile: &'a Profile, address: &UnitAddress) -> Option<&'a Unit> {
+    let is_here = |unit: &&Unit| unit.address == *address;
+    if profile.units.iter().any(|unit| is_here(&unit)) { None } else { profile.modes.iter().find(is_here) }
+}
+
+/// The whole model on a mode of a unit, of which nothing else was measured. `claimed` is what it costs; nothing is said of quality.
+pub(crate) fn on_mode(request: &PlanRequest<'_>, mode: &Unit) -> Result<Plan, PlanError> {
+    let graph = request.graph;
+    if let Some(pin) = request.pins.iter().find(|pin| pin.unit != mode.address) {
+        return Err(PlanError::PinUnit { pin: pin.to_string(), have: mode.address.to_string() });
+    }
+    let fail = |reason: String| PlanError::Unrunnable {
+        unit: mode.address.to_string(),
+        what: "the whole".to_owned(),
+        model: graph.model.clone(),
+        reason,
+    };
+    let bytes: u64 = graph.operators.iter().map(|operator| operator.weight_bytes).sum();
+    if let Some(most) = mode.limits.memory_bytes.filter(|&most| bytes > most) {
+        return Err(fail(format!("{bytes} bytes of weights are more than the unit's memory of {most}")));
+    }
+    let index = request.profile.index();
+    let record = whole_record(&index, graph, &mode.address)
+        .ok_or_else(|| fail("the whole model was not measured on it".to_owned()))?;
+    let cost = measurement_cost(record)
+        .ok_or_else(|| fail(record.failure().unwrap_or_else(|| "it ran but no time was recorded".to_owned())))?;
+    let mut plan = Plan::whole(graph, mode, cost.ms, vec![record.id.clone()], record.origin);
+    plan.objective = request.objective;
+    if request.objective == Objective::Energy {
+        let model = SimulationModel::of_machine(&[&index], &BTreeSet::from([&mode.address]))?;
+        let watts = model.watts.get(&mode.address).copied().ok_or_else(|| PlanError::NoPower {
+            units: mode.address.to_string(),
+            example: format!("{}=15", mode.address),
+        })?;
+        let joules = watts * cost.ms / 1e3;
+        plan.claimed = joules;
+        plan.simulated_j = Some(joules);
+        for cost in plan
+            .segments
+            .iter_mut()
+            .map(|segment| &mut segment.cost)
+            .chain(plan.tasks.iter_mut().map(|task| &mut task.cost))
+        {
+            cost.joules = Some(joules);
+        }
+    }
+    Ok(plan)
+}
+
+/// The least that the whole model takes on any mode, in milliseconds.
+pub(crate) fn least_on_modes(request: &PlanRequest<'_>) -> f64 {
+    let index = request.profile.index();
+    let modes = request.profile.modes.iter();
+    let cost = |mode: &Unit| measurement_cost(whole_record(&index, request.graph, &mode.address)?).map(|cost| cost.ms);
+    modes.filter_map(cost).fold(f64::INFINITY, f64::min)
 }
 
 /// A split made by hand: every operator once, each on one of the request's units. Operators are grouped into runs that stay

@@ -353,6 +353,69 @@ fn fewer_cores_may_be_the_best_single_unit() {
     assert_eq!(found.segments[0].unit.to_string(), "a:CPU");
 }
 
+/// Of a mode only the whole model is known: what can be planned of it is planned by name, all else says so.
+#[test]
+fn modes_are_planned_by_name_certified_and_refused_for_all_else() {
+    let graph = chain(2, 100);
+    let mut builder = ProfileBuilder::new(&graph)
+        .cpus(2)
+        .operators(0, &[Some(3.0), Some(3.0)])
+        .operators(1, &[Some(9.0), Some(9.0)])
+        .transfers(&[(0, 1.0)])
+        .whole(0, 5.0)
+        .watts(0, 10.0)
+        .watts(1, 10.0);
+    for (core, ms) in [(0, 4.0), (1, 4.5)] {
+        let mut mode = builder.profile.units[0].clone();
+        mode.address = mode.address.with_cores([core]);
+        let subject = trefoil_core::Subject::WholeModel { model: graph.fingerprint.clone() };
+        builder.record(subject, std::slice::from_ref(&mode.address), trefoil_plan::testing::ok(ms));
+        builder.profile.declared_watts.insert(mode.address.to_string(), 5.0);
+        builder.profile.modes.push(mode);
+    }
+    let request = PlanRequest::new(&builder.profile, &graph);
+    let profile = [serde_json::to_value(&builder.profile).unwrap()];
+    let named = PlanRequest { units: vec!["a:CPU@1".parse().unwrap()], ..request.clone() };
+    for (method, asked) in [("single:a:CPU@1", &request), ("single:a:CPU@1", &named), ("auto", &named)] {
+        let found = plan(method, asked).unwrap();
+        found.check(&[&graph]).unwrap();
+        found.check_costs(&builder.profile.index()).unwrap();
+        assert_eq!((found.method.as_str(), found.claimed), ("single:a:CPU@1", 4.5));
+        // Another mode is faster, which the bound allows for.
+        assert!(found.model_bound.is_some_and(|bound| bound > 0.0 && bound <= 4.0) && !found.exact, "{found:?}");
+        let paper = trefoil_plan::certificate(std::slice::from_ref(asked), &found).unwrap();
+        let verdict = trefoil_check::check(&serde_json::to_value(&paper).unwrap(), &profile).unwrap();
+        assert_eq!((verdict.value, verdict.bound), (4.5, None));
+    }
+    let energy = PlanRequest { objective: Objective::Energy, ..request.clone() };
+    let found = plan("single:a:CPU@0", &energy).unwrap();
+    assert!((found.simulated_j.unwrap() - 4.0 * 5.0 / 1e3).abs() < 1e-12, "{found:?}");
+    // What else is asked.
+    let only = |error: PlanError| {
+        let text = error.to_string();
+        assert!(text.contains("only the whole model was measured on a:CPU@1"), "{text}");
+        assert!(text.contains("--method single:a:CPU@1") && !text.contains('\n'), "{text}");
+    };
+    only(plan("dag", &named).unwrap_err());
+    only(
+        trefoil_plan::what_if("single:a:CPU@1", &request, &PlanOptions::default(), &["slow:b:CPU=2".parse().unwrap()])
+            .unwrap_err(),
+    );
+    only(
+        trefoil_plan::what_if("auto", &request, &PlanOptions::default(), &["slow:a:CPU@1=2".parse().unwrap()])
+            .unwrap_err(),
+    );
+    let single = plan("single:a:CPU@1", &request).unwrap();
+    only(explain(&request, &single, OperatorId(0)).unwrap_err());
+    // What there is, is listed.
+    for method in ["single:a:CPU@7", "single:c:CPU"] {
+        let text = plan(method, &request).unwrap_err().to_string();
+        assert!(text.contains("a:CPU, b:CPU; of the whole model also a:CPU@0, a:CPU@1"), "{text}");
+    }
+    let pinned = PlanRequest { pins: vec!["*=b:CPU".parse().unwrap()], ..request };
+    assert!(plan("single:a:CPU@1", &pinned).unwrap_err().to_string().contains("*=b:CPU"));
+}
+
 #[test]
 fn a_profile_that_repeats_a_unit_is_refused_with_its_name() {
     let (graph, builder) = sample();

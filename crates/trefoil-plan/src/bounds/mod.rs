@@ -282,6 +282,49 @@ fn makespan_at(problem: &Problem, least: &LeastTimes, blocks: &Blocks, effort: E
     best
 }
 
+/// Most units of a bound that somebody else is to verify by trying all placements.
+const MOST_VERIFIED_UNITS: usize = 4;
+
+/// A bound that rests on all placements alone: at least `known`, at prices of units' time by unit and class, which are returned scaled so that
+/// no moment does more than 1 of priced work in a millisecond. `None` for too many jobs or units.
+pub(crate) fn placed_bound(
+    problem: &Problem,
+    least: &LeastTimes,
+    classed: bool,
+    known: f64,
+    weights: &[f64],
+    nodes: u64,
+) -> Option<(f64, Vec<f64>)> {
+    let units = problem.units().len();
+    if problem.jobs().len() > refute::MOST_PLACED || units > MOST_VERIFIED_UNITS || known <= 0.0 {
+        return None;
+    }
+    let moments = moments(problem, classed);
+    let work = |moment: &priced::Moment| moment.iter().map(|&(at, rate)| weights[at] * rate).sum::<f64>();
+    let most = moments.iter().map(work).fold(0.0, f64::max);
+    if most <= 0.0 {
+        return None;
+    }
+    let weights: Vec<f64> = weights.iter().map(|weight| weight / most).collect();
+    let mut local = vec![0; problem.jobs().len()];
+    for (at, &job) in problem.topological().iter().enumerate() {
+        local[job as usize] = at as u32;
+    }
+    let stretch = Stretch {
+        problem,
+        least,
+        jobs: problem.topological(),
+        border: Border { local: &local, inputs: true, outputs: true, classed, ..Border::default() },
+        arrivals: false,
+        moments: &moments,
+        // Loads of what is left have witnesses of their own.
+        rounds: 0,
+        nodes,
+        earliest: 0.0,
+    };
+    Some((stretch.bound(known, &weights), weights))
+}
+
 /// The prices of units at which the load bound is best.
 pub(crate) fn load_weights(problem: &Problem) -> Vec<f64> {
     let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();

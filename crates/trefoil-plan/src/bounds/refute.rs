@@ -19,7 +19,7 @@ const CLOSE: f64 = 0.004;
 /// Most values of v that are tried.
 const TRIES: usize = 9;
 /// Stretches of more jobs have too many placements.
-const MOST_PLACED: usize = 24;
+pub(super) const MOST_PLACED: usize = 24;
 /// Nanoseconds that looking at a partial placement takes.
 const NODE_NS: f64 = 600.0;
 

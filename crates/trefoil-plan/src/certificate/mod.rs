@@ -11,6 +11,7 @@ mod shares;
 
 use crate::assemble::is_serial;
 use crate::view::CostView;
+use crate::whole::mode_at;
 use crate::{PlanError, PlanRequest};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -38,7 +39,7 @@ pub struct Certificate {
     pub objective: Objective,
     /// Models.
     pub models: Vec<CertifiedModel>,
-    /// Every unit that the planner could choose, not only those that it did.
+    /// Every unit that the planner could choose, not only those that it did; last a mode of a unit, if the plan is on one.
     pub units: Vec<UnitAddress>,
     /// Operators that were pinned: the bound holds under these.
     pub fixed: Vec<Fixed>,
@@ -52,7 +53,7 @@ pub struct Certificate {
     pub tasks: Vec<CertifiedTask>,
     /// What the schedule costs.
     pub claim: Claim,
-    /// The lower bound.
+    /// The lower bound; none is stated of a plan on a mode of a unit.
     pub bound: Option<CertifiedBound>,
 }
 
@@ -89,8 +90,9 @@ pub struct CertifiedRequest {
     pub request: u32,
     /// No task of it starts before, in milliseconds.
     pub arrival_ms: f64,
-    /// The request's weight.
-    pub weight: f64,
+    /// The request's weight, where the claim counts it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<f64>,
 }
 
 /// One task: either `operators`, or a `tensor` brought `from` a unit (its own: to the host) or, without `from`, the host.
@@ -277,6 +279,13 @@ pub enum Proof {
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         memory: MemoryPrices,
     },
+    /// Every placement is tried by whoever verifies, and given up where it is known to take as long.
+    Placements {
+        /// The bound on the makespan in milliseconds.
+        value: f64,
+        /// Weights of compute-bound and memory-bound work by unit address.
+        weights: BTreeMap<String, [f64; 2]>,
+    },
     /// Every assignment and order is tried by whoever verifies.
     Search {
         /// The bound: the claim itself.
@@ -321,6 +330,7 @@ impl Proof {
             | Self::WorkloadPath { value, .. }
             | Self::Load { value, .. }
             | Self::PricedLoad { value, .. }
+            | Self::Placements { value, .. }
             | Self::Completions { value, .. }
             | Self::Search { value }
             | Self::Energy { value, .. } => *value,
@@ -368,8 +378,19 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
     } else {
         expand::parallel(&views, plan)?
     };
-    let tasks = tasks(first, &schedule)?;
+    // A mode of a unit, of which only the whole model is known: nothing is proven of what operators cost there.
+    let mut units = first.table.units.clone();
+    units.extend(
+        plan.units
+            .iter()
+            .map(|unit| &unit.address)
+            .filter(|unit| mode_at(requests[0].profile, unit).is_some())
+            .cloned(),
+    );
+    let on_modes = units.len() > first.unit_count();
+    let tasks = tasks(&units, &schedule)?;
     let proofs = match claim.rule {
+        _ if on_modes => Vec::new(),
         Rule::PaperSequential => vec![proofs::paper_sequential(first)],
         Rule::BusySum => proofs::serial(first)?,
         _ => proofs::parallel(&views, &schedule, costs, claim.rule)?,
@@ -409,7 +430,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
                 granularity: model.granularity,
             })
             .collect(),
-        units: first.table.units.clone(),
+        units,
         fixed: fixed(&views),
         requests: plan
             .requests
@@ -419,22 +440,23 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
                 item: request.item,
                 request: request.request,
                 arrival_ms: request.arrival_ms,
-                weight: request.weight,
+                weight: (claim.rule == Rule::WeightedCompletion).then_some(request.weight),
             })
             .collect(),
         links: plan.links.clone(),
         tasks,
-        bound: Some(CertifiedBound { costs, value: best.min(claim.value), proofs }),
+        bound: (!on_modes).then(|| CertifiedBound { costs, value: best.min(claim.value), proofs }),
         claim,
     })
 }
 
 /// The view of one of several requests: of a workload's pins each needs to match somewhere, not in every model.
 fn view_of<'a>(request: &PlanRequest<'a>, requests: usize) -> Result<CostView<'a>, PlanError> {
-    if requests == 1 {
-        return CostView::new(request);
-    }
     let mut own = request.clone();
+    own.units.retain(|unit| mode_at(request.profile, unit).is_none());
+    if requests == 1 {
+        return CostView::new(&own);
+    }
     own.pins.retain(|pin| request.graph.operators.iter().any(|operator| pin.matches(operator)));
     CostView::new(&own)
 }
@@ -450,14 +472,16 @@ fn fixed(views: &[&CostView<'_>]) -> Vec<Fixed> {
     views.iter().enumerate().flat_map(of).collect()
 }
 
-fn tasks(view: &CostView<'_>, plan: &Plan) -> Result<Vec<CertifiedTask>, PlanError> {
+fn tasks(units: &[UnitAddress], plan: &Plan) -> Result<Vec<CertifiedTask>, PlanError> {
     let mut times = vec![(0.0, 0.0); plan.tasks.len()];
     for span in plan.timeline.lanes.iter().flat_map(|lane| &lane.spans) {
         times[span.task.0 as usize] = (span.start_ms, span.end_ms);
     }
     let index = |address: &UnitAddress| {
-        view.unit_index(address)
-            .ok_or_else(|| trefoil_core::CoreError::UnknownUnit { want: address.to_string(), have: view.unit_names() })
+        units.iter().position(|unit| unit == address).ok_or_else(|| trefoil_core::CoreError::UnknownUnit {
+            want: address.to_string(),
+            have: units.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        })
     };
     plan.tasks
         .iter()

@@ -3,7 +3,7 @@
 use super::prices::{Prices, with_memory};
 use super::shares::{Share, priced_energy, priced_load};
 use super::{Costs, Cut, ExecutionPotentials, MemoryPrices, Proof, Rule};
-use crate::bounds::{Blocks, LeastTimes, by_request, completions, priced};
+use crate::bounds::{Blocks, LeastTimes, by_request, completions, placed_bound, priced};
 use crate::cuts::IntervalGraph;
 use crate::problem::{Instance, Link, Problem, ProblemRequest};
 use crate::sequential::PaperCosts;
@@ -211,6 +211,11 @@ pub(super) fn parallel(
     if whole.units().len() <= priced::MOST_UNITS && rule != Rule::WeightedCompletion {
         proofs.extend(priced_load(&whole, &load, &shares, costs == Costs::Operators));
     }
+    let from_start = plan.requests.iter().all(|request| request.arrival_ms <= 0.0);
+    let each_once = executions.len() <= views.len() && !linked && !repeated && from_start;
+    if matches!(rule, Rule::Makespan | Rule::Energy) && each_once {
+        proofs.extend(placements(&whole, &least, &proofs, costs));
+    }
     if rule == Rule::Energy {
         let makespan = proofs.iter().map(Proof::value).fold(0.0, f64::max);
         let idling = whole.idle_watts().unwrap_or(0.0) * makespan / 1e3;
@@ -243,6 +248,31 @@ pub(super) fn parallel(
         proofs.push(priced.filter(|priced| priced.value() > value).unwrap_or(by_paths));
     }
     Ok(proofs)
+}
+
+/// Partial placements that are looked at for each value that is tried.
+const PLACED_NODES: u64 = 50_000;
+
+/// What no placement of few operators takes less than, if that is more than what the proofs so far show.
+fn placements(whole: &Problem, least: &LeastTimes, proofs: &[Proof], costs: Costs) -> Option<Proof> {
+    let known = proofs.iter().map(Proof::value).fold(0.0, f64::max);
+    let classed = costs == Costs::Operators;
+    let by_class = proofs.iter().rev().find_map(|proof| match proof {
+        Proof::PricedLoad { weights, .. } => Some(weights.clone()),
+        Proof::Load { weights, .. } => {
+            Some(weights.iter().map(|(unit, &weight)| (unit.clone(), [weight; 2])).collect::<BTreeMap<_, _>>())
+        }
+        _ => None,
+    })?;
+    let flat: Vec<f64> = whole
+        .units()
+        .iter()
+        .flat_map(|unit| by_class.get(&unit.address.to_string()).copied().unwrap_or_default())
+        .collect();
+    let (value, weights) = placed_bound(whole, least, classed, known, &flat, PLACED_NODES)?;
+    let names = whole.units().iter().map(|unit| unit.address.to_string());
+    let pairs = weights.chunks_exact(2).map(|pair| [pair[0], pair[usize::from(classed)]]);
+    (value > known).then(|| Proof::Placements { value, weights: names.zip(pairs).collect() })
 }
 
 /// The mean of what requests take at least, with prices of memory.

@@ -1,6 +1,7 @@
 //! From a schedule to a [`Plan`]: jobs become segments, neighbours merge where that delays nothing.
 
-use super::{Goal, Problem, Schedule, Step};
+use super::{Goal, Problem, Schedule, Score, Step};
+use crate::quality::{plan_score, plan_value};
 use crate::simulate::{Simulation, SimulationModel, simulate};
 use crate::view::{CostView, SegmentCost, composed};
 use crate::{PlanError, PlanRequest};
@@ -70,27 +71,48 @@ impl Problem {
         let mut plan = writer.plan(&apart, &edges, evaluation.score.value)?;
         if merge && let Some(merged) = self.merge(views, schedule, &evaluation.spans, &edges) {
             let merged = writer.plan(&merged, &edges, evaluation.score.value)?;
-            let value = |plan: &(Plan, Simulation)| match self.goal {
-                Goal::Energy => plan.1.energy_j.unwrap_or(plan.1.makespan_ms),
-                _ => plan.1.makespan_ms,
+            let score = |(plan, simulation): &(Plan, Simulation)| -> Result<Score, PlanError> {
+                if self.goal == Goal::Energy {
+                    let value = simulation.energy_j.unwrap_or(simulation.makespan_ms);
+                    // Deadlines first, for energy too.
+                    return Ok(Score { value, ..plan_score(plan, views, Goal::Makespan)?.0 });
+                }
+                Ok(plan_score(plan, views, self.goal)?.0)
             };
-            if value(&merged) <= value(&plan) * (1.0 + EQUAL) {
+            let (before, after) = (score(&plan)?, score(&merged)?);
+            let allowed = Score { value: before.value * (1.0 + EQUAL), ..before };
+            if !allowed.is_better(&after) {
                 plan = merged;
             }
         }
-        let (mut plan, simulation) = plan;
-        plan.simulated_ms = simulation.makespan_ms;
-        plan.timeline = simulation.timeline;
-        for span in plan.timeline.lanes.iter_mut().flat_map(|lane| &mut lane.spans) {
-            if let Work::Transfer { model, tensor, .. } = &plan.tasks[span.task.0 as usize].work {
-                span.label.clone_from(&views[*model as usize].graph.tensor(*tensor).name);
-            }
-        }
+        let (mut plan, _) = plan;
         if self.goal == Goal::Energy && self.idle_watts.is_none() {
             plan.notes.push(
                 "energy is the sum of busy time x unit power; idle power is not declared (`--watts idle=…`)".to_owned(),
             );
         }
+        Ok(plan)
+    }
+
+    /// The same with one task at a time, in the order of the schedule: transfers too wait for whatever comes before them, so that
+    /// nothing slows anything.
+    ///
+    /// # Errors
+    /// As [`Self::to_plan`].
+    pub(crate) fn to_serial_plan(
+        &self,
+        views: &[&CostView<'_>],
+        schedule: &Schedule,
+        method: &str,
+    ) -> Result<Plan, PlanError> {
+        let mut plan = self.to_plan(views, schedule, method, false)?;
+        for (task, before) in plan.tasks.iter_mut().skip(1).zip(0u32..) {
+            if !task.after.contains(&TaskId(before)) {
+                task.after.push(TaskId(before));
+            }
+        }
+        run(&mut plan, views)?;
+        plan.claimed = plan_value(&plan, views, self.goal)?;
         Ok(plan)
     }
 
@@ -220,7 +242,10 @@ impl Problem {
         let operators = self.operators_of(&jobs);
         let apart: f64 = jobs.iter().map(|&job| self.dense.ms(job as usize, unit)).sum();
         let joint = view.segment_ms(&operators, unit).is_ok_and(|ms| ms <= apart * (1.0 + EQUAL));
-        if joint && view.graph.is_convex(&operators.iter().copied().collect()) {
+        if joint
+            && self.hands_on_whole(view, &jobs, &operators)
+            && view.graph.is_convex(&operators.iter().copied().collect())
+        {
             pieces.push((Piece::Jobs(jobs), run.to_vec()));
             return;
         }
@@ -229,12 +254,43 @@ impl Problem {
         self.split_run(views, schedule, &run[middle..], pieces);
     }
 
+    /// Whether everything that jobs of other executions read leaves a segment of these: a segment hands out model outputs and what
+    /// its own execution reads elsewhere, and a link may name another tensor.
+    fn hands_on_whole(&self, view: &CostView<'_>, jobs: &[u32], operators: &[OperatorId]) -> bool {
+        let execution = |job: u32| {
+            let job = &self.jobs[job as usize];
+            (job.model, job.item, job.iteration)
+        };
+        jobs.iter().all(|&job| {
+            self.dense.outputs.row(job as usize).iter().all(|&index| {
+                let mut readers = self.dense.consumers.row(index as usize).iter();
+                let read_elsewhere = readers.any(|&reader| execution(reader) != execution(job));
+                !read_elsewhere || view.leaves(operators, self.tensors[index as usize].tensor)
+            })
+        })
+    }
+
     fn operators_of(&self, jobs: &[u32]) -> Vec<OperatorId> {
         let mut operators: Vec<OperatorId> =
             jobs.iter().flat_map(|&job| self.jobs[job as usize].operators.iter().copied()).collect();
         operators.sort_unstable();
         operators
     }
+}
+
+/// Simulates a plan and writes down what came of it; spans of transfers are named after the tensor, which a plan alone does not know.
+fn run(plan: &mut Plan, views: &[&CostView<'_>]) -> Result<Simulation, PlanError> {
+    let indices: Vec<_> = views.iter().map(|view| &view.index).collect();
+    let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
+    let simulation = simulate(plan, &SimulationModel::from_profiles(&indices, &graphs, plan)?)?;
+    plan.simulated_ms = simulation.makespan_ms;
+    plan.timeline = simulation.timeline.clone();
+    for span in plan.timeline.lanes.iter_mut().flat_map(|lane| &mut lane.spans) {
+        if let Work::Transfer { model, tensor, .. } = &plan.tasks[span.task.0 as usize].work {
+            span.label.clone_from(&views[*model as usize].graph.tensor(*tensor).name);
+        }
+    }
+    Ok(simulation)
 }
 
 /// What all plans of one schedule have in common.
@@ -303,7 +359,7 @@ impl Writer<'_, '_, '_> {
         }
         let used: BTreeSet<u32> = schedule.order.iter().map(|&step| problem.step_unit(step, &schedule.unit)).collect();
         let graphs: Vec<&OperatorGraph> = self.views.iter().map(|view| view.graph).collect();
-        let plan = Plan {
+        let mut plan = Plan {
             format: PLAN_FORMAT.to_owned(),
             version: PLAN_VERSION,
             method: self.method.to_owned(),
@@ -335,8 +391,7 @@ impl Writer<'_, '_, '_> {
             notes: Vec::new(),
             timeline: Timeline { origin: Origin::Predicted, lanes: Vec::new() },
         };
-        let indices: Vec<_> = self.views.iter().map(|view| &view.index).collect();
-        let simulation = simulate(&plan, &SimulationModel::from_profiles(&indices, &graphs, &plan)?)?;
+        let simulation = run(&mut plan, self.views)?;
         Ok((plan, simulation))
     }
 

@@ -6,7 +6,10 @@
 //! the one with the shortest **period** by the simulator is taken, in which units that work at once slow each other down.
 
 mod balance;
+mod rounds;
 mod steady;
+
+pub(crate) use rounds::rounds;
 
 use crate::assemble::{Piece, assemble, set_bound};
 use crate::bounds::stream_bound;
@@ -21,7 +24,7 @@ use crate::view::CostView;
 use crate::whole::cheapest_grouping;
 use crate::{PlanError, PlanOptions};
 use std::collections::BTreeMap;
-use trefoil_core::{Objective, OperatorId, OwnClaim, Plan};
+use trefoil_core::{Objective, OperatorGraph, OperatorId, OwnClaim, Plan};
 
 /// Most blocks of the stream: its search is quadratic in them.
 const MOST_BLOCKS: usize = 220;
@@ -90,7 +93,7 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
     let platform = Problem::of_least(view)?.platform;
     let mut best: Option<(steady::Period, Plan)> = None;
     for plan in found.plans {
-        let period = steady::period(view, &platform, &plan, plan.claimed)?;
+        let period = steady::period(&[view], &platform, &plan, plan.claimed)?;
         if best.as_ref().is_none_or(|(known, _)| period.ms < known.ms * (1.0 - 1e-9)) {
             best = Some((period, plan));
         }
@@ -107,13 +110,11 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
     });
     plan.model_bound = None;
     plan.claimed = period.ms;
-    let how = match period.under_way {
-        Some(items) => format!("simulated with units slowing each other down, up to {items} item(s) under way"),
-        None => "an upper bound: all work as slow as anything beside it can make it, too long to simulate".to_owned(),
-    };
     plan.notes.push(format!(
-        "claimed is the period: an item ends every {:.4} ms once the pipeline is full ({how}); the busiest resource works {load:.4} ms for it; one item alone takes {:.4} ms",
-        plan.claimed, plan.simulated_ms
+        "claimed is the period: an item ends every {:.4} ms once the pipeline is full ({}); the busiest resource works {load:.4} ms for it; one item alone takes {:.4} ms",
+        plan.claimed,
+        period.how(),
+        plan.simulated_ms
     ));
     Ok(plan)
 }
@@ -132,13 +133,17 @@ struct Found {
 impl Found {
     /// Keeps a split if it is one of the best so far and within the units' memory; returns the load of each resource.
     fn offer(&mut self, view: &CostView<'_>, pieces: &[Piece]) -> Option<BTreeMap<String, f64>> {
-        let mut plan = assemble(view, "pipeline", pieces).ok()?;
+        Some(self.keep(assemble(view, "pipeline", pieces).ok()?, &[view.graph]))
+    }
+
+    /// The same of a plan.
+    fn keep(&mut self, mut plan: Plan, graphs: &[&OperatorGraph]) -> BTreeMap<String, f64> {
         let load = steady::loads(&plan);
         plan.objective = Objective::Throughput;
         plan.claimed = load.values().copied().fold(0.0, f64::max);
-        if let Err(error) = crate::judge::check_memory(&plan, &[view.graph]) {
+        if let Err(error) = crate::judge::check_memory(&plan, graphs) {
             self.over_memory.get_or_insert(error);
-            return Some(load);
+            return load;
         }
         let known = |other: &Plan| {
             (other.claimed - plan.claimed).abs() <= 1e-9 * plan.claimed && other.segments.len() <= plan.segments.len()
@@ -148,7 +153,7 @@ impl Found {
             self.plans.insert(at, plan);
             self.plans.truncate(MOST_PLANS);
         }
-        Some(load)
+        load
     }
 }
 

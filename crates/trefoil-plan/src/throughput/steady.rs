@@ -12,7 +12,7 @@ use crate::factors::class_index;
 use crate::simulate::{SimulationModel, resource_keys};
 use crate::view::CostView;
 use std::collections::BTreeMap;
-use trefoil_core::Plan;
+use trefoil_core::{OperatorGraph, Plan};
 
 /// Items in the middle over which the period is a mean.
 const MIDDLE: usize = 8;
@@ -28,6 +28,18 @@ pub(super) struct Period {
     pub under_way: Option<usize>,
 }
 
+impl Period {
+    /// In words.
+    pub fn how(&self) -> String {
+        match self.under_way {
+            Some(items) => format!("simulated with units slowing each other down, up to {items} item(s) under way"),
+            None => {
+                "an upper bound: all work as slow as anything beside it can make it, too long to simulate".to_owned()
+            }
+        }
+    }
+}
+
 /// The tasks of one item, by dense unit.
 struct Item<'p> {
     platform: &'p Platform,
@@ -38,12 +50,17 @@ struct Item<'p> {
     edges: Vec<(u32, u32)>,
 }
 
-/// The period of a plan of one item. `load` is its busiest resource's work for one item.
-pub(super) fn period(view: &CostView<'_>, platform: &Platform, plan: &Plan, load: f64) -> Result<Period, PlanError> {
+/// The period of a plan of one item (of one inference of each of its models). `load` is its busiest resource's work for it.
+pub(super) fn period(
+    views: &[&CostView<'_>],
+    platform: &Platform,
+    plan: &Plan,
+    load: f64,
+) -> Result<Period, PlanError> {
     if load <= 0.0 {
         return Ok(Period { ms: 0.0, under_way: Some(1) });
     }
-    let item = Item::new(view, platform, plan)?;
+    let item = Item::new(views, platform, plan)?;
     // Items close behind one another: as many as overlap.
     let close = |at: usize, task: usize| at as f64 * load + item.start[task];
     let overlap = (plan.simulated_ms / load).ceil().max(1.0) as usize;
@@ -67,13 +84,15 @@ pub(super) fn period(view: &CostView<'_>, platform: &Platform, plan: &Plan, load
 }
 
 impl<'p> Item<'p> {
-    fn new(view: &CostView<'_>, platform: &'p Platform, plan: &Plan) -> Result<Self, PlanError> {
-        let model = SimulationModel::new(&view.index, &[view.graph], plan)?;
+    fn new(views: &[&CostView<'_>], platform: &'p Platform, plan: &Plan) -> Result<Self, PlanError> {
+        let indices: Vec<_> = views.iter().map(|view| &view.index).collect();
+        let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
+        let model = SimulationModel::from_profiles(&indices, &graphs, plan)?;
         let mut start = vec![0.0; plan.tasks.len()];
         for span in plan.timeline.lanes.iter().flat_map(|lane| &lane.spans) {
             start[span.task.0 as usize] = span.start_ms;
         }
-        let unit_of = |task: &trefoil_core::Task| view.unit_index(&task.unit).unwrap_or(0) as u32;
+        let unit_of = |task: &trefoil_core::Task| views[0].unit_index(&task.unit).unwrap_or(0) as u32;
         let unit: Vec<u32> = plan.tasks.iter().map(unit_of).collect();
         // What runs after another only because one item runs one thing at a time does not wait in a stream; resources keep the
         // order. What comes from another unit is the transfer's or the maker's.
@@ -146,8 +165,9 @@ impl<'p> Item<'p> {
 /// Pairs of tasks of which the second reads what the first makes or brings, ordered by the second.
 fn data_edges(plan: &Plan) -> Vec<(u32, u32)> {
     use trefoil_core::Work;
-    let mut made: BTreeMap<(u32, u32), u32> = BTreeMap::new();
-    let mut brought: BTreeMap<(u32, u32, &trefoil_core::UnitAddress), u32> = BTreeMap::new();
+    // By model, inference of it and tensor.
+    let mut made: BTreeMap<(u32, u32, u32), u32> = BTreeMap::new();
+    let mut brought: BTreeMap<(u32, u32, u32, &trefoil_core::UnitAddress), u32> = BTreeMap::new();
     let mut edges = Vec::new();
     for (at, task) in plan.tasks.iter().enumerate() {
         let at = at as u32;
@@ -155,16 +175,16 @@ fn data_edges(plan: &Plan) -> Vec<(u32, u32)> {
             Work::Segment { segment } => {
                 let segment = &plan.segments[segment.0 as usize];
                 for tensor in &segment.inputs {
-                    let key = (segment.model, tensor.0);
-                    let source = brought.get(&(key.0, key.1, &task.unit)).or_else(|| made.get(&key));
+                    let key = (segment.model, task.item, tensor.0);
+                    let source = brought.get(&(key.0, key.1, key.2, &task.unit)).or_else(|| made.get(&key));
                     edges.extend(source.map(|&from| (from, at)));
                 }
-                made.extend(segment.outputs.iter().map(|tensor| ((segment.model, tensor.0), at)));
+                made.extend(segment.outputs.iter().map(|tensor| ((segment.model, task.item, tensor.0), at)));
             }
             Work::Transfer { model, tensor, from } => {
-                edges.extend(made.get(&(*model, tensor.0)).map(|&from| (from, at)));
+                edges.extend(made.get(&(*model, task.item, tensor.0)).map(|&from| (from, at)));
                 if from.as_ref() != Some(&task.unit) {
-                    brought.insert((*model, tensor.0, &task.unit), at);
+                    brought.insert((*model, task.item, tensor.0, &task.unit), at);
                 }
             }
             Work::Blocks { .. } => {}

@@ -105,6 +105,10 @@ impl<'a> CostView<'a> {
         if addresses.is_empty() {
             return Err(PlanError::NoUnits);
         }
+        if let Some(mode) = addresses.iter().find(|address| crate::whole::mode_at(profile, address).is_some()) {
+            let what = "its operators have no costs to plan with".to_owned();
+            return Err(PlanError::OnlyWhole { unit: mode.to_string(), what });
+        }
         let units = addresses.iter().map(|address| profile.unit(address)).collect::<Result<Vec<_>, _>>()?;
         let index = profile.index();
         let table = CostTable::from_index(&index, &without_operators(graph), &addresses)?;

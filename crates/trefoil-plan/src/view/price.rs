@@ -95,6 +95,12 @@ impl CostView<'_> {
         }
     }
 
+    /// Whether a segment of these operators (ascending), of which one makes the tensor, hands it out.
+    pub fn leaves(&self, operators: &[OperatorId], tensor: TensorId) -> bool {
+        self.is_output[tensor.index()]
+            || self.graph.tensor(tensor).consumers.iter().any(|id| operators.binary_search(id).is_err())
+    }
+
     /// Whether putting `id` into the piece keeps it runnable as one segment.
     pub fn can_extend(&self, piece: &crate::assemble::Piece, id: OperatorId) -> bool {
         let limits = &self.units[piece.unit].limits;

@@ -5,7 +5,7 @@ use crate::commands::plan::load_plan;
 use crate::context::{print, print_json};
 use crate::error::CliError;
 use trefoil_core::{OperatorGraph, OperatorId};
-use trefoil_plan::{Explanation, Pin, PlanRequest, explain};
+use trefoil_plan::{Explanation, Pin, PlanOptions, PlanRequest, explain};
 
 /// Without an operator named, this many are shown: those where the placement matters most.
 const MOST: usize = 10;
@@ -48,7 +48,23 @@ pub fn run(args: &ExplainArgs) -> Result<(), CliError> {
         return print_json(&explanations);
     }
     let texts: Vec<_> = explanations.iter().map(ToString::to_string).collect();
-    print(&(texts.join("\n") + "\n"))
+    print(&(elsewhere(args, &request)? + &texts.join("\n") + "\n"))
+}
+
+/// Where `plan` would choose a mode of a unit, of which only the whole model is known: a line that says so, else nothing.
+fn elsewhere(args: &ExplainArgs, request: &PlanRequest<'_>) -> Result<String, CliError> {
+    if args.plan.is_some() || args.planning.method != "auto" || request.profile.modes.is_empty() {
+        return Ok(String::new());
+    }
+    let options = PlanOptions { modes: true, ..args.planning.options() };
+    let plan = trefoil_plan::plan_with("auto", request, &options)?;
+    let mode = plan.units.iter().find(|unit| request.profile.units.iter().all(|own| own.address != unit.address));
+    Ok(mode.map_or_else(String::new, |mode| {
+        format!(
+            "`trefoil plan` runs the whole model on {} ({:.4} ms), of which nothing else was measured; this is the best plan on the profile's units\n\n",
+            mode.address, plan.simulated_ms
+        )
+    }))
 }
 
 /// `--ports`.

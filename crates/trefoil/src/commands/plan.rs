@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use trefoil_core::{OperatorGraph, OperatorId, Plan, Profile, UnitAddress};
-use trefoil_plan::{METHODS, PlanRequest};
+use trefoil_plan::{METHODS, PlanOptions, PlanRequest};
 
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<(), CliError> {
@@ -154,7 +154,8 @@ fn single<'r, 'a>(requests: &'r [PlanRequest<'a>], what: &str) -> Result<&'r Pla
 }
 
 fn make(args: &PlanArgs, requests: &[PlanRequest<'_>]) -> Result<Plan, CliError> {
-    let options = args.planning.options();
+    // What `trefoil profile` and `run` say, the profile's file must say too: `auto` may choose a mode of a unit.
+    let options = PlanOptions { modes: true, ..args.planning.options() };
     Ok(match requests {
         [request] if !trefoil_plan::SEVERAL_METHODS.iter().any(|method| method.name == args.planning.method) => {
             trefoil_plan::plan_with(&args.planning.method, request, &options)?
