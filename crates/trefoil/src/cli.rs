@@ -141,7 +141,9 @@ impl FromStr for Shape {
             "" => Vec::new(),
             list => list
                 .split([',', 'x'])
-                .map(|extent| extent.trim().parse().map_err(|_| format!("`{extent}` is no extent")))
+                .map(|extent| {
+                    extent.trim().parse().map_err(|_| format!("`{extent}` is no extent; extents are whole numbers"))
+                })
                 .collect::<Result<_, _>>()?,
         };
         Ok(Self { input: input.to_owned(), extents })
@@ -332,6 +334,10 @@ pub struct SurveyArgs {
     /// Models without settings
     #[arg(value_name = "MODEL.onnx")]
     pub paths: Vec<PathBuf>,
+    /// Static shape of an input whose extents are symbolic, for every model that has it; `MODEL/INPUT=1,3,48,320` for one model
+    /// only, by the name of its file without .onnx (repeatable). Settings of a model win
+    #[arg(long = "shape", value_name = "INPUT=1,3,224,224")]
+    pub shapes: Vec<Shape>,
     /// Unit to use (repeatable)
     #[arg(short, long = "unit", required = true, value_name = "UNIT")]
     pub units: Vec<UnitAddress>,

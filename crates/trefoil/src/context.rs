@@ -2,6 +2,7 @@
 
 use crate::cli::{MeasureArgs, ModelArgs};
 use crate::error::CliError;
+use crate::shapes::{self, Shapes};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -81,12 +82,13 @@ pub fn resolve_units(addresses: &[UnitAddress]) -> Result<Vec<Unit>, CliError> {
 
 /// How to prepare the model of `args`, its input file read.
 pub fn prepare_options(args: &ModelArgs) -> Result<PrepareOptions, CliError> {
+    prepare_with(args, shapes::of_model(&args.model, &args.shapes)?)
+}
+
+/// The same with shapes that were found before, which stand for those of `args`.
+pub fn prepare_with(args: &ModelArgs, shapes: Shapes) -> Result<PrepareOptions, CliError> {
     let mut options = PrepareOptions::new(Launcher::discover()?, cache_dir(args.cache.as_deref()));
-    for shape in &args.shapes {
-        if options.shapes.insert(shape.input.clone(), shape.extents.clone()).is_some() {
-            return Err(CliError::Usage(format!("--shape names input `{}` twice", shape.input)));
-        }
-    }
+    options.shapes = shapes;
     options.inputs = read_inputs(&args.input, &args.model)?;
     Ok(options)
 }
@@ -233,6 +235,21 @@ pub fn check_writable(path: Option<&Path>) -> Result<(), CliError> {
         path: path.clone(),
         source,
     })
+}
+
+/// Fails early when a file that is read at the end of a long run is none, or cannot be read.
+pub fn check_readable(path: &Path) -> Result<(), CliError> {
+    trefoil_onnx::files::open_regular(path).map(drop).map_err(|source| CliError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Fails early when outputs could not be written, or would overwrite each other or an input.
+pub fn check_outputs(outputs: &[Option<&Path>], inputs: &[PathBuf]) -> Result<(), CliError> {
+    outputs.iter().try_for_each(|path| check_writable(*path))?;
+    check_distinct(outputs, inputs)
 }
 
 /// Refuses outputs that would overwrite each other or an input.

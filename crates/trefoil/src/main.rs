@@ -8,6 +8,7 @@ mod error;
 mod outcome;
 mod pipeline;
 mod several;
+mod shapes;
 mod stages;
 
 use clap::Parser;

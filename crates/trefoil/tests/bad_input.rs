@@ -217,6 +217,61 @@ fn symbolic_shapes_are_all_listed() {
     space.run(["profile", "symbolic.onnx", "--shape", "x=2,3"].into_iter().chain(PROFILE));
 }
 
+/// Wherever there is `--shape`, both its forms are understood, and an extent of 0 is refused where the model has none.
+#[test]
+fn shapes_are_given_alike_everywhere() {
+    let space = Workspace::new();
+    let info = |dims: &[u64]| TensorInfo::new("y", DataType::F32, dims);
+    let relu = |name: &str, dims: &[&str]| {
+        ModelBuilder::new(name, 17).symbolic_input("x", DataType::F32, dims).node("Relu", &["x"], &["y"], &[])
+    };
+    relu("open", &["batch", "3"]).output(&info(&[2, 3])).save(&space.path("open.onnx")).unwrap();
+    relu("empty", &["0", "3"]).output(&info(&[0, 3])).save(&space.path("empty.onnx")).unwrap();
+    let unit = ["-u", "rten:CPU", "--quick", "--no-refine", "--rounds", "1"];
+    for command in [
+        &["inspect"][..],
+        &["profile", "-u", "rten:CPU", "--quick", "--no-refine", "-o", "p.json"],
+        &["plan", "--on", "sim:lunar-lake"],
+        &["emulate", "--rounds", "1"],
+    ] {
+        let given = |shape: &'static str| command.iter().copied().chain(["open.onnx", "--shape", shape]);
+        space.run(given("open/x=2,3"));
+        for (shape, wanted) in [("x=0,3", "extents start at 1"), ("other/x=2,3", "`other/x`, which open does not have")]
+        {
+            let message = space.fails(given(shape), 2);
+            assert!(message.contains(wanted), "{command:?} {shape}: {message}");
+        }
+    }
+    space.run(["inspect", "empty.onnx", "--shape", "x=0,3"]);
+
+    // A survey: for all models or one; a model's own settings win.
+    fs::copy(space.path("open.onnx"), space.path("wide.onnx")).unwrap();
+    let shapes = ["--shape", "x=2,3", "--shape", "wide/x=4,3", "--json"];
+    let own = ["survey", "open.onnx", "--model", "path=wide.onnx", "--model", "path=open.onnx;name=own;x=8,3"];
+    let output = space.output(own.into_iter().chain(unit).chain(shapes));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let models = found["models"].as_array().unwrap();
+    assert_eq!(models.len(), 3, "{found:#}");
+    assert!(models.iter().all(|model| model["ok"] == true), "{found:#}");
+    for (shape, wanted) in
+        [("x=0,3", "extents start at 1"), ("x=2", "where the model has 2"), ("z=1", "none of the models has")]
+    {
+        let message = space.fails(["survey", "open.onnx", "wide.onnx", "--shape", shape].into_iter().chain(unit), 2);
+        assert!(message.contains(wanted), "{shape}: {message}");
+    }
+    // What is read and written besides the models is looked at before the first one is measured.
+    for (settings, wanted) in [
+        ("path=wide.onnx;expect=gone.npz", "gone.npz"),
+        ("path=wide.onnx;input=gone.npz", "gone.npz"),
+        ("path=wide.onnx;output=no/folder/out.npz", "no/folder/out.npz"),
+        ("path=wide.onnx;output=open.onnx", "open.onnx is read and would be overwritten"),
+    ] {
+        let arguments = ["survey", "open.onnx", "--shape", "x=2,3", "--model", settings];
+        let message = space.fails(arguments.into_iter().chain(unit), 2);
+        assert!(message.contains(wanted), "{settings}: {message}");
+    }
+}
+
 #[test]
 fn unwritable_outputs() {
     let space = Workspace::with_model();

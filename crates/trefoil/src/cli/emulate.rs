@@ -14,7 +14,8 @@ pub struct EmulateArgs {
     /// The machine to stand in for, like sim:lunar-lake
     #[arg(long, value_name = "sim:SOC", default_value = "sim:lunar-lake")]
     pub on: String,
-    /// Static shape of an input whose extents are symbolic (repeatable)
+    /// Static shape of an input whose extents are symbolic, for every model that has it; `MODEL/INPUT=1,3,48,320` for one model
+    /// only, by the name of its file without .onnx (repeatable)
     #[arg(long = "shape", value_name = "INPUT=1,3,224,224")]
     pub shapes: Vec<Shape>,
     /// How nodes are grouped into operators

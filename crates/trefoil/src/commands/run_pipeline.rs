@@ -41,7 +41,6 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let file = PipelineFile::read(&args.model.model)?;
     let (units, baseline_units) = candidate_units(&args.units)?;
     let reading = Reading {
-        shapes: &[],
         granularity: args.model.granularity,
         cache: args.model.cache.as_deref(),
         measure: &args.measure,

@@ -61,8 +61,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(format!("--rate needs one inference of each model, and the plan has {items}")));
     }
     let (units, baseline_units) = candidate_units(&args.units)?;
+    let shapes = crate::shapes::of_models(&paths, &args.model.shapes)?;
     let reading = several::Reading {
-        shapes: &args.model.shapes,
         granularity: args.model.granularity,
         cache: args.model.cache.as_deref(),
         measure: &args.measure,
@@ -70,7 +70,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         quiet: args.show.json,
         log: false,
     };
-    let mut ready = make_ready(&paths, &args.units, &reading)?;
+    let mut ready = make_ready(&paths, &shapes, &args.units, &reading)?;
     let question = Question {
         method: args.planning.method.clone(),
         options: args.planning.options(),
