@@ -41,7 +41,7 @@ fn main() -> ExitCode {
             // One line, whatever a library put into its message.
             let mut message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
             if message.contains("No space left on device") {
-                message.push_str("; free some, or name a cache folder on another disk (--cache)");
+                message.push_str("; free some, or name an output or a cache folder (--cache) on another disk");
             }
             eprintln!("error: {message}");
             ExitCode::from(error.exit_code())

@@ -61,7 +61,7 @@ pub fn run(args: &BenchCorunArgs) -> Result<(), CliError> {
     if args.models.len() == 1 {
         return Err(CliError::Usage("one model has nothing to run beside; name a second one, or none".to_owned()));
     }
-    context::check_writable(args.output.as_deref())?;
+    context::check_outputs(&[args.output.as_deref()], &args.models)?;
     let asked = if args.units.is_empty() { available_units() } else { args.units.clone() };
     let (_, units) = candidate_units(&asked)?;
     let placements = placements(&units);

@@ -49,9 +49,6 @@ impl Run {
 
 /// Runs the command.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
-    for path in [&args.output, &args.trace, &args.show.report] {
-        context::check_writable(path.as_deref())?;
-    }
     check(args)?;
     let paths: Vec<PathBuf> = std::iter::once(&args.model.model).chain(&args.more).cloned().collect();
     let given = args.plan.as_deref().map(crate::commands::plan::load_plan).transpose()?;

@@ -50,10 +50,7 @@ pub fn run(args: &BenchPairsArgs) -> Result<(), CliError> {
     let files = args.report.as_deref().map(Files::beside);
     if let Some(Files { html, csv, png }) = &files {
         let outputs = [html, csv, png].map(|path| Some(path.as_path()));
-        for path in outputs {
-            context::check_writable(path)?;
-        }
-        context::check_distinct(&outputs, &args.models)?;
+        context::check_outputs(&outputs, &args.models)?;
     }
     if !args.pair_ms.is_finite() || args.pair_ms < 1.0 {
         return Err(CliError::Usage(format!("--pair-ms {} is no number of milliseconds from 1 on", args.pair_ms)));
