@@ -59,6 +59,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
     let text = error.render().to_string();
     let told = text.split("\nUsage:").next().unwrap_or(&text).split("\nFor more information").next().unwrap_or(&text);
+    // Paths and numbers are all that stands without a flag here: what is no flag's name is not meant as one of them.
+    let told = told.split("tip: to pass").next().unwrap_or(told);
     eprintln!("{}; try `--help`", told.split_whitespace().collect::<Vec<_>>().join(" "));
     ExitCode::from(2)
 }

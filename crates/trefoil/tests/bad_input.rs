@@ -372,6 +372,35 @@ fn what_is_read_is_not_overwritten() {
     assert!(space.fails(twice, 2).contains("two outputs are named new;"));
 }
 
+/// `nan` is a number to the parser of numbers, and so is a negative one.
+#[test]
+fn numbers_that_measure_nothing_are_refused() {
+    let space = Workspace::with_model();
+    for (flag, value) in [
+        ("--refine-budget", "nan"),
+        ("--refine-budget", "-1"),
+        ("--cap-ms", "inf"),
+        ("--cap-ms", "0"),
+        ("--runs", "0"),
+        ("--rounds", "0"),
+    ] {
+        let message = space.fails(["run", "small.onnx", "-u", "rten:CPU", flag, value], 2);
+        assert!(message.contains(&format!("invalid value '{value}' for '{flag}")), "{message}");
+    }
+    for (command, flag, value) in [
+        (&["emulate", "small.onnx"][..], "--scale", "-2"),
+        (&["emulate", "small.onnx"], "--rounds", "0"),
+        (&["bench", "pairs", "small.onnx", "small.onnx", "-u", "rten:CPU"], "--pair-ms", "-1"),
+        (&["run", "small.onnx", "small.onnx", "-u", "rten:CPU"], "--rate", "-1,2"),
+        (&["bench", "kernels"], "--core", "4000"),
+        (&["bench", "video"], "--decoder-ms", "-1"),
+    ] {
+        let message = space.fails(command.iter().copied().chain([flag, value]), 2);
+        let told = value.split(',').next().unwrap();
+        assert!(message.contains(told) && !message.contains("unexpected argument"), "{command:?}: {message}");
+    }
+}
+
 #[test]
 fn a_usage_error_is_one_line_and_help_is_help() {
     let space = Workspace::new();

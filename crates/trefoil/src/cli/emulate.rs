@@ -31,10 +31,10 @@ pub struct EmulateArgs {
     #[arg(long = "carrier", value_name = "UNIT")]
     pub carriers: Vec<UnitAddress>,
     /// Emulated milliseconds per described one; by default as small as the carriers allow
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR", value_parser = super::above_zero, allow_negative_numbers = true)]
     pub scale: Option<f64>,
     /// Rounds, in each of which every plan is executed once
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Folder for prepared models
     #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
