@@ -110,6 +110,8 @@ pub enum StreamFormat {
     Mp4,
     /// Animated PNG
     Png,
+    /// Animated WebP
+    Webp,
     /// Animated GIF
     Gif,
     /// A folder of PNG pictures
@@ -124,6 +126,7 @@ impl StreamFormat {
         match self {
             Self::Mp4 => "mp4",
             Self::Png => "png",
+            Self::Webp => "webp",
             Self::Gif => "gif",
             Self::Frames => "frames",
             Self::Latents => "latents",
