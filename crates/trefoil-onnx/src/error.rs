@@ -1,5 +1,6 @@
 //! Everything that can be wrong with an ONNX model, a shape, an extraction or an `.npz` file.
 
+use crate::ModelPort;
 use thiserror::Error;
 
 /// Errors of this crate: one lowercase line each, with the names involved and what to do next.
@@ -161,13 +162,15 @@ pub enum OnnxError {
         /// Where they differ.
         reason: String,
     },
-    /// Dims that are still open.
-    #[error("the model leaves dims open: {open}; fix them with {suggestion}")]
+    /// Extents that are still open.
+    #[error("model `{model}` leaves extents open: {}; fix them with {} (numbers for names)", listed(.open), flags(.whose, .open))]
     SymbolicDims {
-        /// Inputs with their dims.
-        open: String,
-        /// `--shape` options to fill in.
-        suggestion: String,
+        /// The model's name.
+        model: String,
+        /// Inputs that have open extents.
+        open: Vec<ModelPort>,
+        /// What the names of inputs begin with in the flags that fix them: `MODEL/` where several models are asked about at once.
+        whose: String,
     },
     /// A value whose shape or type nobody told.
     #[error("nothing tells the shape of `{value}` ({context}); run the traced model first and pass its results")]
@@ -226,4 +229,21 @@ impl OnnxError {
     pub(crate) fn io(path: &std::path::Path, error: &std::io::Error) -> Self {
         Self::Io { path: path.display().to_string(), reason: error.to_string() }
     }
+}
+
+/// `` `x` [batch, 3], `y` [?] ``.
+fn listed(ports: &[ModelPort]) -> String {
+    ports.iter().map(|port| format!("`{}` {}", port.name, port.dims_text())).collect::<Vec<_>>().join(", ")
+}
+
+/// `--shape x=batch,3 --shape y=?`: what is left to do is to write numbers.
+fn flags(whose: &str, ports: &[ModelPort]) -> String {
+    let flag = |port: &ModelPort| {
+        let dims = port.dims.as_ref().map_or_else(
+            || "D0,D1,…".to_owned(),
+            |dims| dims.iter().map(|dim| dim.to_string().replace([' ', ','], "_")).collect::<Vec<_>>().join(","),
+        );
+        format!("--shape {whose}{}={dims}", port.name)
+    };
+    ports.iter().map(flag).collect::<Vec<_>>().join(" ")
 }

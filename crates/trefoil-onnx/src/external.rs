@@ -1,13 +1,13 @@
 //! External data: finding, mapping and bounding the files that a model's constants lie in.
 
 use crate::OnnxError;
-use crate::files::open_regular;
 use crate::proto::TensorProto;
 use bytes::Bytes;
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
+use trefoil_files::open_regular;
 
 /// External files smaller than this are identified by their contents, larger ones by size and modification time:
 /// hashing many gigabytes at every start would cost more than it protects from.

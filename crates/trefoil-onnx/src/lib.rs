@@ -21,7 +21,7 @@ mod cache;
 mod error;
 mod external;
 mod extract;
-pub mod files;
+mod files;
 mod flops;
 mod fold;
 mod fuse;

@@ -147,7 +147,8 @@ impl Model {
     /// [`OnnxError::UnknownInput`], [`OnnxError::Rank`], [`OnnxError::ShapeConflict`], and [`OnnxError::SymbolicDims`]
     /// listing what is still open. The model is unchanged then.
     pub fn fix_shapes(&mut self, shapes: &BTreeMap<String, Vec<u64>>) -> Result<(), OnnxError> {
-        port::fix_shapes(self.graph_mut(), shapes)?;
+        let name = self.name.clone();
+        port::fix_shapes(&name, self.graph_mut(), shapes)?;
         self.refresh_fingerprint();
         Ok(())
     }

@@ -4,12 +4,12 @@
 //! how `ml_dtypes` writes it), either byte order, C and Fortran order, stored or deflated archives. Not read: structured, string and
 //! object arrays (an object array is a pickle, which could run code).
 
-use crate::files::open_regular;
 use crate::{OnnxError, files};
 use std::collections::HashSet;
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
 use trefoil_core::{DataType, HostTensor, TensorInfo};
+use trefoil_files::open_regular;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// Headers are padded so that contents start at a multiple of this.

@@ -4,7 +4,7 @@ use crate::OnnxError;
 use crate::proto::{GraphProto, TensorShapeProto, TypeProto, ValueInfoProto, tensor_shape_proto, type_proto};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::{self, Write};
+use std::fmt;
 use trefoil_core::{DataType, TensorInfo};
 
 /// One dimension of a model port.
@@ -148,8 +148,12 @@ pub(crate) fn real_inputs(graph: &GraphProto) -> Vec<(usize, ModelPort)> {
         .collect()
 }
 
-/// Fixes the shapes of a graph's inputs. A symbol fixed through one input holds for all inputs and outputs.
-pub(crate) fn fix_shapes(graph: &mut GraphProto, shapes: &BTreeMap<String, Vec<u64>>) -> Result<(), OnnxError> {
+/// Fixes the shapes of the inputs of `model`'s graph. A symbol fixed through one input holds for all inputs and outputs.
+pub(crate) fn fix_shapes(
+    model: &str,
+    graph: &mut GraphProto,
+    shapes: &BTreeMap<String, Vec<u64>>,
+) -> Result<(), OnnxError> {
     let inputs = real_inputs(graph);
     if let Some(name) = shapes.keys().find(|name| !inputs.iter().any(|(_, port)| port.name == **name)) {
         let have = inputs.iter().map(|(_, port)| format!("`{}` {}", port.name, port.dims_text())).collect::<Vec<_>>();
@@ -183,7 +187,7 @@ pub(crate) fn fix_shapes(graph: &mut GraphProto, shapes: &BTreeMap<String, Vec<u
         }
     }
     if !open.is_empty() {
-        return Err(open_dims(&open));
+        return Err(OnnxError::SymbolicDims { model: model.to_owned(), open, whose: String::new() });
     }
     for (position, port) in &fixed {
         let Some(info) = port.info() else { continue };
@@ -253,21 +257,6 @@ fn bind(port: &ModelPort, given: &[u64], symbols: &mut BTreeMap<String, (u64, St
         }
     }
     Ok(())
-}
-
-fn open_dims(open: &[ModelPort]) -> OnnxError {
-    let list = open.iter().map(|port| format!("`{}` {}", port.name, port.dims_text())).collect::<Vec<_>>().join(", ");
-    let mut suggestion = String::new();
-    for port in open {
-        let dims = port.dims.as_ref().map_or_else(
-            || "D0,D1,…".to_owned(),
-            |dims| dims.iter().map(|dim| dim.to_string().replace([' ', ','], "_")).collect::<Vec<_>>().join(","),
-        );
-        let separator = if suggestion.is_empty() { "" } else { " " };
-        let _ = write!(suggestion, "{separator}--shape {}={dims}", port.name);
-    }
-    suggestion.push_str(" (numbers for names)");
-    OnnxError::SymbolicDims { open: list, suggestion }
 }
 
 /// Leaves only the element type and the rank of a declaration (a shape must be there to be valid).

@@ -33,7 +33,8 @@ impl Prepared {
     /// [`OnnxError::SymbolicDims`] if shapes are open; [`OnnxError::UnknownShape`] if the traced run misses a value.
     pub fn new(model: Model, values: &dyn Values) -> Result<Self, OnnxError> {
         let mut model = model;
-        port::fix_shapes(model.graph_mut(), &BTreeMap::new())?;
+        let name = model.name().to_owned();
+        port::fix_shapes(&name, model.graph_mut(), &BTreeMap::new())?;
         let opset = model.opset("");
         let before = GraphIndex::new(model.graph())?;
         let mut infos = analysis::declared_infos(model.graph(), &before);

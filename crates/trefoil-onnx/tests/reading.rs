@@ -171,8 +171,7 @@ fn shapes_are_fixed_through_symbols_and_conflicts_are_told() {
     assert_ne!(model.fingerprint(), open);
     assert_eq!(
         message(symbolic().fix_shapes(&shapes(&[("a", &[2, 3])]))),
-        "the model leaves dims open: `b` [N, M]; fix them with --shape b=2,M (numbers for names)"
-            .replace("[N, M]", "[2, M]")
+        "model `net` leaves extents open: `b` [2, M]; fix them with --shape b=2,M (numbers for names)"
     );
     assert_eq!(
         message(symbolic().fix_shapes(&shapes(&[("q", &[2])]))),

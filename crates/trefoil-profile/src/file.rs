@@ -29,7 +29,7 @@ use std::io::Write;
 use std::path::Path;
 use trefoil_core::profile::{PROFILE_FORMAT, PROFILE_VERSION};
 use trefoil_core::{CoreError, Machine, Measurement, Profile};
-use trefoil_onnx::files::read_regular;
+use trefoil_files::read_regular;
 
 /// Writes a profile: to a temporary file in the same folder, then renamed.
 pub fn save_profile(profile: &Profile, path: &Path) -> Result<(), ProfileError> {
@@ -54,21 +54,7 @@ pub fn write_atomically(
         let device = std::fs::OpenOptions::new().write(true).open(path).map_err(ProfileError::io("write", path))?;
         return write(&device).map_err(ProfileError::io("write", path));
     }
-    let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let path = target.as_path();
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let file = tempfile::Builder::new()
-        .prefix(".trefoil-")
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(parent)
-        .map_err(ProfileError::io("create a file in", parent))?;
-    write(file.as_file()).map_err(ProfileError::io("write", path))?;
-    file.persist(path).map_err(|error| ProfileError::Io {
-        action: "write",
-        path: path.to_owned(),
-        source: error.error,
-    })?;
-    Ok(())
+    trefoil_files::write_atomically(path, write).map_err(ProfileError::io("write", path))
 }
 
 /// Reads and checks a profile.

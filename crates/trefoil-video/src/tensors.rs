@@ -117,23 +117,11 @@ pub fn write_tensors(output: &Path, tensors: &[(String, Tensor)]) -> Result<(), 
 
 /// Writes a file under a temporary name beside `output`, then renames it.
 pub(crate) fn write_atomically(output: &Path, bytes: &[u8]) -> Result<(), VideoError> {
-    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    // Readers other than the owner are welcome, as with any file that a program writes; the umask still applies.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder
-        .prefix(".trefoil-")
-        .tempfile_in(folder)
-        .map_err(VideoError::io("create a temporary file in", folder))?;
-    file.write_all(bytes).map_err(VideoError::io("write", output))?;
-    file.as_file().sync_all().map_err(VideoError::io("write", output))?;
-    file.persist(output).map_err(|error| VideoError::Io {
-        action: "rename the finished file to",
-        path: output.to_path_buf(),
-        source: error.error,
-    })?;
-    Ok(())
+    trefoil_files::write_atomically(output, |mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    })
+    .map_err(VideoError::io("write", output))
 }
 
 #[cfg(test)]

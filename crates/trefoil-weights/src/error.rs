@@ -106,14 +106,16 @@ pub enum WeightsError {
         hint: &'static str,
     },
     /// The file is shorter or longer than its header says.
-    #[error("{} has {have} bytes but its header says {want}: {}; copy or pack it again", path.display(), if have < want { "it is truncated" } else { "something was appended" })]
+    #[error("{} {}; copy or pack it again", path.display(), length(*.have, *.want, .of))]
     Length {
         /// File.
         path: PathBuf,
         /// Bytes there are.
         have: u64,
-        /// Bytes the header (or the header itself) asks for.
+        /// Bytes there should be.
         want: u64,
+        /// What has so many bytes: `the file`, as its header says, or, where that is cut short itself, `the header alone`.
+        of: &'static str,
     },
     /// Bytes that do not match their checksum, or an index that contradicts itself.
     #[error("{} is corrupted in section `{section}`: {reason}; copy or pack it again", path.display())]
@@ -233,6 +235,15 @@ pub enum WeightsError {
         /// The system's answer.
         source: io::Error,
     },
+}
+
+/// What is wrong with a length: what was expected, what is there.
+fn length(have: u64, want: u64, of: &str) -> String {
+    if have < want {
+        format!("is truncated: {of} needs {want} bytes, {have} are there")
+    } else {
+        format!("has {have} bytes, and by its header {of} has {want}: something was appended")
+    }
 }
 
 impl WeightsError {

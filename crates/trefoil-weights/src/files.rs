@@ -1,38 +1,18 @@
-//! Opening what a user names: a regular file, and nothing that waits for somebody or never ends.
+//! Checkpoints and artefacts as files: opened only if they are regular ones, and noticed when they change.
 
 use crate::WeightsError;
-use std::fs::{File, FileType, Metadata};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::SystemTime;
-
-/// What something other than a regular file is.
-fn kind(of: FileType) -> &'static str {
-    match of {
-        kind if kind.is_dir() => "a folder",
-        kind if kind.is_fifo() => "a named pipe",
-        kind if kind.is_socket() => "a socket",
-        kind if kind.is_char_device() || kind.is_block_device() => "a device",
-        _ => "no regular file",
-    }
-}
 
 /// Opens a regular file for reading. A named pipe is not waited for, and a device is not touched.
 ///
 /// # Errors
 /// What the system refuses; anything but a regular file, by what it is.
 pub fn open_regular(path: &Path) -> Result<File, WeightsError> {
-    let refuse = |about: &Metadata| {
-        let reason = format!("it is {}; name a regular file", kind(about.file_type()));
-        WeightsError::Io { action: "read", path: path.to_path_buf(), source: io::Error::other(reason) }
-    };
-    // Looked at before it is opened: opening a pipe waits, and opening a device may do something.
-    let about = std::fs::metadata(path).map_err(WeightsError::io("open", path))?;
-    if !about.is_file() {
-        return Err(refuse(&about));
-    }
-    File::open(path).map_err(WeightsError::io("open", path))
+    trefoil_files::open_regular(path).map_err(WeightsError::io("open", path))
 }
 
 /// Reads `len` bytes from byte `start` on, in memory of their own: a file that another process cuts short meanwhile is an error, where a
@@ -86,30 +66,6 @@ mod tests {
     use super::*;
     use std::io::Write as _;
     use std::time::Duration;
-
-    #[test]
-    fn only_regular_files_are_opened_and_at_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let pipe = folder.path().join("pipe");
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        let socket = folder.path().join("socket");
-        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        for (path, what) in [
-            (folder.path(), "a folder"),
-            (&pipe, "a named pipe"),
-            (&socket, "a socket"),
-            (Path::new("/dev/null"), "a device"),
-        ] {
-            let message = open_regular(path).unwrap_err().to_string();
-            assert_eq!(message, format!("cannot read {}: it is {what}; name a regular file", path.display()));
-        }
-        let message = open_regular(&folder.path().join("none")).unwrap_err().to_string();
-        assert!(message.starts_with("cannot open") && message.contains("none"), "{message}");
-        let link = folder.path().join("link");
-        std::fs::write(folder.path().join("file"), "x").unwrap();
-        std::os::unix::fs::symlink(folder.path().join("file"), &link).unwrap();
-        assert!(open_regular(&link).is_ok(), "a link to a file is that file");
-    }
 
     #[test]
     fn a_file_that_changes_is_noticed_and_one_that_is_replaced_is_not() {

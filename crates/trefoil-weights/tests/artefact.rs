@@ -147,9 +147,15 @@ fn errors_say_what_is_wrong_with_the_file() {
     assert!(error_of(b"PK\x03\x04 archive").contains("zip or PyTorch"));
     assert!(error_of(b"GGUF\x03\x00\x00\x00").contains("GGUF"));
     assert!(error_of(b"\x10\x00\x00\x00\x00\x00\x00\x00{\"a\":1}").contains("safetensors checkpoint"));
-    assert!(error_of(&bytes[..50]).contains("truncated"));
-    assert!(error_of(&bytes[..70_000]).contains("truncated"));
-    assert!(error_of(&[bytes, b"x"].concat()).contains("appended"));
+    let cut = |bytes: &[u8]| error_of(bytes).split_once(" is truncated: ").expect("what is wrong").1.to_owned();
+    assert_eq!(cut(&bytes[..50]), "the header alone needs 65536 bytes, 50 are there; copy or pack it again");
+    for there in [112, 30_000, 70_000, bytes.len() - 1] {
+        let wanted = format!("the file needs {} bytes, {there} are there; copy or pack it again", bytes.len());
+        assert_eq!(cut(&bytes[..there]), wanted);
+    }
+    let appended = error_of(&[bytes, b"x"].concat());
+    let wanted = format!("has {} bytes, and by its header the file has {}: something", bytes.len() + 1, bytes.len());
+    assert!(appended.contains(&wanted), "{appended}");
 
     let mut newer = bytes.to_vec();
     newer[8] = 2;

@@ -141,7 +141,9 @@ impl FromStr for Shape {
             "" => Vec::new(),
             list => list
                 .split([',', 'x'])
-                .map(|extent| extent.trim().parse().map_err(|_| format!("`{extent}` is no extent")))
+                .map(|extent| {
+                    extent.trim().parse().map_err(|_| format!("`{extent}` is no extent; extents are whole numbers"))
+                })
                 .collect::<Result<_, _>>()?,
         };
         Ok(Self { input: input.to_owned(), extents })
@@ -189,13 +191,13 @@ pub struct InspectArgs {
 #[allow(clippy::struct_excessive_bools)]
 pub struct MeasureArgs {
     /// Samples of each measurement
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
     /// Warm-up runs before the samples
     #[arg(long, default_value_t = 20)]
     pub warmup: u32,
     /// Most milliseconds to spend sampling one thing
-    #[arg(long, default_value_t = 2000.0, value_name = "MS")]
+    #[arg(long, default_value_t = 2000.0, value_name = "MS", value_parser = above_zero, allow_negative_numbers = true)]
     pub cap_ms: f64,
     /// A first look: fewer warm-ups and samples, a short cap
     #[arg(long)]
@@ -210,11 +212,28 @@ pub struct MeasureArgs {
     #[arg(long)]
     pub no_refine: bool,
     /// Most seconds to spend on refinement
-    #[arg(long, default_value_t = 120.0, value_name = "SECONDS")]
+    #[arg(
+        long,
+        default_value_t = 120.0,
+        value_name = "SECONDS",
+        value_parser = from_zero,
+        allow_negative_numbers = true
+    )]
     pub refine_budget: f64,
     /// Measure again even where the cache holds a measurement
     #[arg(long)]
     pub fresh: bool,
+}
+
+/// A flag's number from 0 on. `nan` and `inf` are numbers to Rust, but none to measure with.
+pub fn from_zero(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err(format!("{text} is no number from 0 on")) }
+}
+
+/// A flag's number above 0, see [`from_zero`].
+pub fn above_zero(text: &str) -> Result<f64, String> {
+    from_zero(text).and_then(|number| if number > 0.0 { Ok(number) } else { Err("0 is too little".to_owned()) })
 }
 
 /// `UNIT=WATTS`.
@@ -306,7 +325,7 @@ pub struct RunArgs {
 pub struct ShowArgs {
     /// Rounds of fresh processes in which the plan and every single unit are timed, interleaved; up to three times as many
     /// where a plan leads and these are too few to be sure
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Compare with a single-unit run at every segment boundary and name the first operator that differs
     #[arg(long)]
@@ -332,6 +351,10 @@ pub struct SurveyArgs {
     /// Models without settings
     #[arg(value_name = "MODEL.onnx")]
     pub paths: Vec<PathBuf>,
+    /// Static shape of an input whose extents are symbolic, for every model that has it; `MODEL/INPUT=1,3,48,320` for one model
+    /// only, by the name of its file without .onnx (repeatable). Settings of a model win
+    #[arg(long = "shape", value_name = "INPUT=1,3,224,224")]
+    pub shapes: Vec<Shape>,
     /// Unit to use (repeatable)
     #[arg(short, long = "unit", required = true, value_name = "UNIT")]
     pub units: Vec<UnitAddress>,
@@ -469,5 +492,14 @@ mod tests {
         assert!("x".parse::<Shape>().is_err() && "x=1,a".parse::<Shape>().is_err());
         assert_eq!("ort:CPU@0=7.5".parse::<Watts>().unwrap().watts.to_bits(), 7.5f64.to_bits());
         assert!("ort=3".parse::<Watts>().is_err() && "idle=-1".parse::<Watts>().is_err());
+    }
+
+    #[test]
+    fn numbers_are_ones_to_measure_with() {
+        assert_eq!((from_zero("0"), above_zero("2.5")), (Ok(0.0), Ok(2.5)));
+        for text in ["nan", "inf", "-inf", "-1", "1s", ""] {
+            assert!(from_zero(text).is_err() && above_zero(text).is_err(), "{text}");
+        }
+        assert!(above_zero("0").is_err());
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::cli::{MeasureArgs, ModelArgs};
 use crate::error::CliError;
+use crate::shapes::{self, Shapes};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -81,12 +82,13 @@ pub fn resolve_units(addresses: &[UnitAddress]) -> Result<Vec<Unit>, CliError> {
 
 /// How to prepare the model of `args`, its input file read.
 pub fn prepare_options(args: &ModelArgs) -> Result<PrepareOptions, CliError> {
+    prepare_with(args, shapes::of_model(&args.model, &args.shapes)?)
+}
+
+/// The same with shapes that were found before, which stand for those of `args`.
+pub fn prepare_with(args: &ModelArgs, shapes: Shapes) -> Result<PrepareOptions, CliError> {
     let mut options = PrepareOptions::new(Launcher::discover()?, cache_dir(args.cache.as_deref()));
-    for shape in &args.shapes {
-        if options.shapes.insert(shape.input.clone(), shape.extents.clone()).is_some() {
-            return Err(CliError::Usage(format!("--shape names input `{}` twice", shape.input)));
-        }
-    }
+    options.shapes = shapes;
     options.inputs = read_inputs(&args.input, &args.model)?;
     Ok(options)
 }
@@ -188,23 +190,9 @@ fn duration(time: Duration) -> String {
     }
 }
 
-/// The file that writing to `path` is about: links are followed, so that they go on pointing to it. `None` for devices and
-/// pipes, which are written to and never replaced.
-fn target(path: &Path) -> Option<PathBuf> {
-    match std::fs::metadata(path) {
-        Ok(about) if !about.is_file() && !about.is_dir() => None,
-        Ok(_) => Some(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())),
-        Err(_) => Some(path.to_owned()),
-    }
-}
-
 /// All bytes of a file that the user named; not of a pipe, which would be waited for, or of a device.
 pub fn read_file(path: &Path) -> Result<Vec<u8>, CliError> {
-    trefoil_onnx::files::read_regular(path).map_err(|source| CliError::File {
-        action: "read",
-        path: path.to_owned(),
-        source,
-    })
+    trefoil_files::read_regular(path).map_err(CliError::file("read", path))
 }
 
 /// Writes `text` to `path` under a temporary name and renames it.
@@ -219,28 +207,28 @@ pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), CliError> {
 
 /// Fails early when an output could not be written at the end of a long run.
 pub fn check_writable(path: Option<&Path>) -> Result<(), CliError> {
-    let Some(path) = path.and_then(target) else { return Ok(()) };
-    if path.is_dir() {
-        let source = std::io::Error::from(std::io::ErrorKind::IsADirectory);
-        return Err(CliError::File { action: "write", path, source });
-    }
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    tempfile::NamedTempFile::new_in(folder).map(drop).map_err(|source| CliError::File {
-        action: "write",
-        path: path.clone(),
-        source,
-    })
+    path.map_or(Ok(()), |path| trefoil_files::check_writable(path).map_err(CliError::file("write", path)))
+}
+
+/// Fails early when a file that is read at the end of a long run is none, or cannot be read.
+pub fn check_readable(path: &Path) -> Result<(), CliError> {
+    trefoil_files::open_regular(path).map(drop).map_err(CliError::file("read", path))
+}
+
+/// Fails early when outputs could not be written, or would overwrite each other or an input.
+pub fn check_outputs(outputs: &[Option<&Path>], inputs: &[PathBuf]) -> Result<(), CliError> {
+    outputs.iter().try_for_each(|path| check_writable(*path))?;
+    check_distinct(outputs, inputs)
 }
 
 /// Refuses outputs that would overwrite each other or an input.
 pub fn check_distinct(outputs: &[Option<&Path>], inputs: &[PathBuf]) -> Result<(), CliError> {
-    let same = |one: &Path, other: &Path| {
-        let full = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        full(one) == full(other)
+    // However it is spelt, and whether or not it is there yet.
+    let full = |path: &Path| {
+        let folder = || Some(std::fs::canonicalize(trefoil_files::folder_of(path)).ok()?.join(path.file_name()?));
+        std::fs::canonicalize(path).ok().or_else(folder).unwrap_or_else(|| path.to_owned())
     };
+    let same = |one: &Path, other: &Path| full(one) == full(other);
     let outputs: Vec<&Path> = outputs.iter().flatten().copied().collect();
     for (at, output) in outputs.iter().enumerate() {
         if inputs.iter().any(|input| same(input, output)) {

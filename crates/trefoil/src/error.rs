@@ -1,6 +1,6 @@
 //! Errors of the program: one clear line and an exit code.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// What ends a command early.
@@ -74,6 +74,12 @@ pub enum CliError {
 }
 
 impl CliError {
+    /// A [`CliError::File`] with its place; used as `.map_err(CliError::file("read", path))`.
+    pub fn file(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::File { action, path, source }
+    }
+
     /// Process exit code; see `trefoil --help`.
     pub fn exit_code(&self) -> u8 {
         use trefoil_profile::ProfileError;

@@ -8,6 +8,7 @@ mod error;
 mod outcome;
 mod pipeline;
 mod several;
+mod shapes;
 mod stages;
 
 use clap::Parser;
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
             // One line, whatever a library put into its message.
             let mut message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
             if message.contains("No space left on device") {
-                message.push_str("; free some, or name a cache folder on another disk (--cache)");
+                message.push_str("; free some, or name an output or a cache folder (--cache) on another disk");
             }
             eprintln!("error: {message}");
             ExitCode::from(error.exit_code())
@@ -58,6 +59,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
     let text = error.render().to_string();
     let told = text.split("\nUsage:").next().unwrap_or(&text).split("\nFor more information").next().unwrap_or(&text);
+    // Paths and numbers are all that stands without a flag here: what is no flag's name is not meant as one of them.
+    let told = told.split("tip: to pass").next().unwrap_or(told);
     eprintln!("{}; try `--help`", told.split_whitespace().collect::<Vec<_>>().join(" "));
     ExitCode::from(2)
 }

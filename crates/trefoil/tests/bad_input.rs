@@ -217,12 +217,188 @@ fn symbolic_shapes_are_all_listed() {
     space.run(["profile", "symbolic.onnx", "--shape", "x=2,3"].into_iter().chain(PROFILE));
 }
 
+/// Wherever there is `--shape`, both its forms are understood, and an extent of 0 is refused where the model has none.
+#[test]
+fn shapes_are_given_alike_everywhere() {
+    let space = Workspace::new();
+    let info = |dims: &[u64]| TensorInfo::new("y", DataType::F32, dims);
+    let relu = |name: &str, dims: &[&str]| {
+        ModelBuilder::new(name, 17).symbolic_input("x", DataType::F32, dims).node("Relu", &["x"], &["y"], &[])
+    };
+    relu("open", &["batch", "3"]).output(&info(&[2, 3])).save(&space.path("open.onnx")).unwrap();
+    relu("empty", &["0", "3"]).output(&info(&[0, 3])).save(&space.path("empty.onnx")).unwrap();
+    let unit = ["-u", "rten:CPU", "--quick", "--no-refine", "--rounds", "1"];
+    for command in [
+        &["inspect"][..],
+        &["profile", "-u", "rten:CPU", "--quick", "--no-refine", "-o", "p.json"],
+        &["plan", "--on", "sim:lunar-lake"],
+        &["emulate", "--rounds", "1"],
+    ] {
+        let given = |shape: &'static str| command.iter().copied().chain(["open.onnx", "--shape", shape]);
+        space.run(given("open/x=2,3"));
+        for (shape, wanted) in [("x=0,3", "extents start at 1"), ("other/x=2,3", "`other/x`, which open does not have")]
+        {
+            let message = space.fails(given(shape), 2);
+            assert!(message.contains(wanted), "{command:?} {shape}: {message}");
+        }
+    }
+    space.run(["inspect", "empty.onnx", "--shape", "x=0,3"]);
+
+    // A survey: for all models or one; a model's own settings win.
+    fs::copy(space.path("open.onnx"), space.path("wide.onnx")).unwrap();
+    let shapes = ["--shape", "x=2,3", "--shape", "wide/x=4,3", "--json"];
+    let own = ["survey", "open.onnx", "--model", "path=wide.onnx", "--model", "path=open.onnx;name=own;x=8,3"];
+    let output = space.output(own.into_iter().chain(unit).chain(shapes));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let models = found["models"].as_array().unwrap();
+    assert_eq!(models.len(), 3, "{found:#}");
+    assert!(models.iter().all(|model| model["ok"] == true), "{found:#}");
+    for (shape, wanted) in
+        [("x=0,3", "extents start at 1"), ("x=2", "where the model has 2"), ("z=1", "none of the models has")]
+    {
+        let message = space.fails(["survey", "open.onnx", "wide.onnx", "--shape", shape].into_iter().chain(unit), 2);
+        assert!(message.contains(wanted), "{shape}: {message}");
+    }
+    // What is read and written besides the models is looked at before the first one is measured.
+    for (settings, wanted) in [
+        ("path=wide.onnx;expect=gone.npz", "gone.npz"),
+        ("path=wide.onnx;input=gone.npz", "gone.npz"),
+        ("path=wide.onnx;output=no/folder/out.npz", "no/folder/out.npz"),
+        ("path=wide.onnx;output=open.onnx", "open.onnx is read and would be overwritten"),
+    ] {
+        let arguments = ["survey", "open.onnx", "--shape", "x=2,3", "--model", settings];
+        let message = space.fails(arguments.into_iter().chain(unit), 2);
+        assert!(message.contains(wanted), "{settings}: {message}");
+    }
+}
+
+/// The repository's demo model.
+fn demo_model() -> String {
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/demo-model").to_owned()
+}
+
+/// Told at once, with the path that the user gave and never with that of a temporary file.
 #[test]
 fn unwritable_outputs() {
     let space = Workspace::with_model();
-    let message = space
-        .fails(["profile", "small.onnx", "-u", "rten:CPU", "--quick", "--no-refine", "-o", "no/such/folder/p.json"], 2);
-    assert!(message.contains("no/such/folder"), "{message}");
+    space.profile(&["rten:CPU"]);
+    fs::remove_dir_all(space.path("cache")).unwrap();
+    fs::write(space.path("prompts.txt"), "a red circle\n").unwrap();
+    let (demo, unit) = (demo_model(), ["-u", "rten:CPU"]);
+    let transformer = format!("{demo}/transformer");
+    for (command, flag) in [
+        (&["make-model"][..], None),
+        (&["profile", "small.onnx", unit[0], unit[1]], Some("-o")),
+        (&["plan", "p.json"], Some("-o")),
+        (&["plan", "p.json"], Some("--certificate")),
+        (&["run", "small.onnx", unit[0], unit[1]], Some("--output")),
+        (&["run", "small.onnx", unit[0], unit[1]], Some("--report")),
+        (&["run", "small.onnx", unit[0], unit[1]], Some("--trace")),
+        (&["survey", "small.onnx", unit[0], unit[1]], Some("--report")),
+        (&["bench", "pairs", "small.onnx", "small.onnx", unit[0], unit[1]], Some("--report")),
+        (&["bench", "corun", "small.onnx", "small.onnx", unit[0], unit[1]], Some("-o")),
+        (&["weights", "pack", &transformer], Some("-o")),
+        (&["video", "pack", &demo], Some("-o")),
+        (&["video", "encode", &demo, "prompts.txt"], Some("-o")),
+        (&["video", "generate", &demo, "a red circle"], Some("-o")),
+        (&["video", "generate", &demo, "a red circle", "-o", "clip.png"], Some("--contact-sheet")),
+        (&["video", "stream", &demo, "prompts.txt", "-o", "clips"], Some("--trace")),
+    ] {
+        for (place, wanted) in [
+            ("no/folder/out.png", "folder no/folder does not exist; create it"),
+            ("p.json/out.png", "p.json is a file; name another folder"),
+        ] {
+            let message = space.fails(command.iter().copied().chain(flag).chain([place]), 2);
+            let end = format!("{place}: {wanted}");
+            assert!(message.ends_with(&end), "{command:?} {flag:?}: {message}");
+        }
+    }
+    for entry in fs::read_dir(space.path(".")).unwrap() {
+        let name = entry.unwrap().file_name();
+        assert!(["small.onnx", "p.json", "prompts.txt"].iter().any(|known| name == *known), "{}", name.display());
+    }
+    for folder in ["small.onnx", "small.onnx/deep"] {
+        let message = space.fails(["inspect", "small.onnx", "--extract", folder], 2);
+        assert!(message.ends_with("small.onnx is a file; name another folder"), "{message}");
+    }
+    let message = space.fails(["make-model", "folder/"], 2);
+    assert!(message.contains("folder/: it is no file's name"), "{message}");
+}
+
+/// A limit on the size of files stands for a disk that fills up while something is written.
+#[test]
+#[cfg(unix)]
+fn what_cannot_be_written_to_its_end_is_told_with_its_path_and_leaves_nothing() {
+    let space = Workspace::with_model();
+    space.profile(&["rten:CPU"]);
+    fs::write(space.path("prompts.txt"), "a red circle\n").unwrap();
+    let demo = demo_model();
+    let before = fs::read_dir(space.path(".")).unwrap().count();
+    for command in [
+        &["make-model", "out.onnx"][..],
+        &["plan", "p.json", "-o", "out.json"],
+        &["weights", "pack", &format!("{demo}/transformer"), "-o", "out.trefoil"],
+        &["video", "encode", &demo, "prompts.txt", "-o", "out.safetensors"],
+    ] {
+        let output = std::process::Command::new("sh")
+            // The signal that comes with the error would end the program.
+            .args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_trefoil")])
+            .args(command)
+            .current_dir(space.path("."))
+            .env("TREFOIL_CACHE", space.path("cache"))
+            .output()
+            .unwrap();
+        let message = common::stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {message}");
+        let line = message.trim_end();
+        assert!(line.contains("out.") && line.contains("File too large") && !line.contains(".trefoil-"), "{message}");
+        assert_eq!(line.lines().count(), 1, "{message}");
+        assert_eq!(fs::read_dir(space.path(".")).unwrap().count(), before, "{command:?} left something");
+    }
+}
+
+#[test]
+fn what_is_read_is_not_overwritten() {
+    let space = Workspace::with_model();
+    space.profile(&["rten:CPU"]);
+    space.run(["plan", "p.json", "-o", "plan.json"]);
+    for (flag, path) in [("--output", "small.onnx"), ("--trace", "./small.onnx"), ("--report", "plan.json")] {
+        let before = fs::read(space.path(path)).unwrap();
+        let message = space.fails(["run", "small.onnx", "--plan", "plan.json", "--quick", flag, path], 2);
+        assert!(message.contains("would be overwritten"), "{flag} {path}: {message}");
+        assert_eq!(fs::read(space.path(path)).unwrap(), before);
+    }
+    let twice = ["run", "small.onnx", "--plan", "plan.json", "--report", "new", "--trace", "./new"];
+    assert!(space.fails(twice, 2).contains("two outputs are named new;"));
+}
+
+/// `nan` is a number to the parser of numbers, and so is a negative one.
+#[test]
+fn numbers_that_measure_nothing_are_refused() {
+    let space = Workspace::with_model();
+    for (flag, value) in [
+        ("--refine-budget", "nan"),
+        ("--refine-budget", "-1"),
+        ("--cap-ms", "inf"),
+        ("--cap-ms", "0"),
+        ("--runs", "0"),
+        ("--rounds", "0"),
+    ] {
+        let message = space.fails(["run", "small.onnx", "-u", "rten:CPU", flag, value], 2);
+        assert!(message.contains(&format!("invalid value '{value}' for '{flag}")), "{message}");
+    }
+    for (command, flag, value) in [
+        (&["emulate", "small.onnx"][..], "--scale", "-2"),
+        (&["emulate", "small.onnx"], "--rounds", "0"),
+        (&["bench", "pairs", "small.onnx", "small.onnx", "-u", "rten:CPU"], "--pair-ms", "-1"),
+        (&["run", "small.onnx", "small.onnx", "-u", "rten:CPU"], "--rate", "-1,2"),
+        (&["bench", "kernels"], "--core", "4000"),
+        (&["bench", "video"], "--decoder-ms", "-1"),
+    ] {
+        let message = space.fails(command.iter().copied().chain([flag, value]), 2);
+        let told = value.split(',').next().unwrap();
+        assert!(message.contains(told) && !message.contains("unexpected argument"), "{command:?}: {message}");
+    }
 }
 
 #[test]

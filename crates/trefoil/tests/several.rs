@@ -203,6 +203,59 @@ fn what_several_models_cannot_have_is_told_in_a_line() {
     assert!(lone.contains("several models"), "{lone}");
 }
 
+/// What is wrong with the last model, an output or a unit is told before the first model is even prepared: the cache stays empty.
+#[test]
+fn shapes_models_outputs_and_units_are_checked_before_anything_is_measured() {
+    let space = two_models();
+    ModelBuilder::new("open", 17)
+        .symbolic_input("x", DataType::F32, &["batch", "3"])
+        .node("Relu", &["x"], &["y"], &[])
+        .output(&TensorInfo::new("y", DataType::F32, [2u64, 3]))
+        .save(&space.path("open.onnx"))
+        .unwrap();
+    std::fs::write(space.path("damaged.onnx"), [0x5a; 999]).unwrap();
+    let unit = ["-u", "rten:CPU", "--quick", "--no-refine"];
+    for command in [&["run"][..], &["bench", "pairs"], &["bench", "methods"], &["bench", "corun"]] {
+        for (more, wanted) in [
+            (
+                &["small.onnx", "open.onnx"][..],
+                "model `open` leaves extents open: `x` [batch, 3]; fix them with --shape open/x=batch,3 (numbers for names)",
+            ),
+            (
+                &["small.onnx", "open.onnx", "--shape", "open/x=2"],
+                "open: input `x` is [batch, 3], but the shape given is [2]",
+            ),
+            (
+                &["small.onnx", "open.onnx", "--shape", "x=2,4"],
+                "open: input `x` is [batch, 3], but the shape given is [2, 4]",
+            ),
+            (
+                &["small.onnx", "open.onnx", "--shape", "x=0,3"],
+                "--shape of input `x` of open: dim 0 is 0; extents start at 1",
+            ),
+            (&["small.onnx", "other.onnx", "--shape", "small/signal=8,64"], "none of the models has; they have small/"),
+            (&["small.onnx", "gone.onnx"], "gone.onnx"),
+            (&["small.onnx", "damaged.onnx"], "damaged.onnx"),
+            (&["small.onnx", "other.onnx", "-u", "rten:NPU"], "has no device `NPU`"),
+        ] {
+            let message = space.fails(command.iter().chain(more).chain(&unit), 2);
+            assert!(message.contains(wanted), "{command:?} {more:?}: {message}");
+            assert!(!space.path("cache").exists(), "{command:?} {more:?}: something was prepared");
+        }
+    }
+    for (command, flag) in [
+        (&["run", "small.onnx", "other.onnx"][..], "--output"),
+        (&["run", "small.onnx", "other.onnx"], "--trace"),
+        (&["run", "small.onnx", "other.onnx"], "--report"),
+        (&["bench", "pairs", "small.onnx", "other.onnx"], "--report"),
+        (&["bench", "corun", "small.onnx", "other.onnx"], "-o"),
+    ] {
+        let message = space.fails(command.iter().chain(&unit).chain(&[flag, "no/folder/out"]), 2);
+        assert!(message.contains("no/folder/out"), "{command:?} {flag}: {message}");
+        assert!(!space.path("cache").exists(), "{command:?} {flag}: something was prepared");
+    }
+}
+
 #[test]
 fn energy_is_compared_beside_time() {
     let space = two_models();

@@ -167,7 +167,7 @@ fn a_latent_becomes_a_clip_in_every_format() {
             "sheet.png",
         ])
     };
-    for output in ["clip.png", "clip.gif", "clip.mp4", "frames.safetensors", "frames/"] {
+    for output in ["clip.png", "clip.webp", "clip.gif", "clip.mp4", "frames.safetensors", "frames/"] {
         let result = json(&decode(output));
         assert_eq!(
             (result["frames"].as_u64(), result["height"].as_u64(), result["width"].as_u64()),

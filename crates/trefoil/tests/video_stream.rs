@@ -534,7 +534,10 @@ fn what_is_wrong_is_one_line_before_anything_is_made() {
     if let Some(engines) = two_engines() {
         fails(&[&model, "prompts.txt", "-o", "out", "--engines", engines, "--cut", "37"], "does not lie in 0..=36");
     }
-    fails(&[&model, "prompts.txt", "-o", "prompts.txt/out"], "cannot create prompts.txt/out");
+    fails(
+        &[&model, "prompts.txt", "-o", "prompts.txt/out"],
+        "cannot write to prompts.txt/out: prompts.txt is a file; name another folder",
+    );
     // A model folder without one of its parts.
     let copied = |part: &str| {
         let folder = space.path(&format!("without-{part}"));

@@ -3,39 +3,22 @@
 use super::OutputError;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use tempfile::{NamedTempFile, TempDir};
-
-/// What the names of everything unfinished begin with: whoever owns a folder may remove such files of a process that was killed.
-pub(crate) const TEMPORARY: &str = ".trefoil-";
-
-/// The folder of a path, `.` where it names none.
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
+use tempfile::TempDir;
+pub(crate) use trefoil_files::TEMPORARY;
+use trefoil_files::{NewFile, check_folder, folder_of};
 
 /// A file written beside its place under another name; dropped without [`AtomicFile::commit`], nothing remains.
 #[derive(Debug)]
 pub(crate) struct AtomicFile {
-    file: NamedTempFile,
+    file: NewFile,
     path: PathBuf,
 }
 
 impl AtomicFile {
     /// Starts a file that will be `path`. A link there goes on pointing to what is replaced.
     pub(crate) fn create(path: &Path) -> Result<AtomicFile, OutputError> {
-        if path.is_dir() {
-            return Err(OutputError::format(path, "there is a folder of this name; name a file"));
-        }
-        // A device or a pipe would be replaced, not written.
-        if path.metadata().is_ok_and(|about| !about.is_file()) {
-            return Err(OutputError::format(path, "it is no ordinary file; name another"));
-        }
-        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        let file = tempfile::Builder::new()
-            .prefix(TEMPORARY)
-            .tempfile_in(folder_of(&path))
-            .map_err(OutputError::io("write", &path))?;
-        Ok(AtomicFile { file, path })
+        let file = NewFile::create(path).map_err(OutputError::io("write", path))?;
+        Ok(AtomicFile { file, path: path.to_path_buf() })
     }
 
     /// A second handle on the file, for encoders that keep what they write to.
@@ -43,22 +26,14 @@ impl AtomicFile {
         self.file.as_file().try_clone().map_err(OutputError::io("write", &self.path))
     }
 
-    /// Where the file will be.
+    /// The name that was asked for.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Puts the file in its place.
     pub(crate) fn commit(self) -> Result<(), OutputError> {
-        // Temporary files are private; results are not.
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            let mode = std::fs::Permissions::from_mode(0o644);
-            self.file.as_file().set_permissions(mode).map_err(OutputError::io("write", &self.path))?;
-        }
-        self.file.persist(&self.path).map_err(|error| OutputError::io("write", &self.path)(error.error))?;
-        Ok(())
+        self.file.commit().map_err(OutputError::io("write", &self.path))
     }
 }
 
@@ -79,11 +54,14 @@ impl AtomicFolder {
                     return Err(in_use());
                 }
             }
+            // What is wrong with the way to it is told below.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(OutputError::io("write", path)(error)),
         }
         // `a/b/` has the file name `b` too.
         let path: PathBuf = path.components().collect();
+        // Tried with a file first, because the errors of temporary folders name them.
+        check_folder(folder_of(&path)).map_err(OutputError::io("write", &path))?;
         let folder = tempfile::Builder::new()
             .prefix(".trefoil-frames-")
             .tempdir_in(folder_of(&path))

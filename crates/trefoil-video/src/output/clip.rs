@@ -6,6 +6,7 @@ use super::gif::AnimatedGif;
 use super::mp4::Av1Mp4;
 use super::png::{AnimatedPng, write_picture};
 use super::tensors::FrameTensor;
+use super::webp::AnimatedWebp;
 use super::{ClipMetadata, FrameHealth, OutputError, VideoFrame};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,8 @@ pub enum ClipFormat {
     Mp4,
     /// Animated PNG: every pixel as decoded, shown by all browsers.
     AnimatedPng,
+    /// Animated WebP: every pixel as decoded.
+    WebP,
     /// Animated GIF.
     Gif,
     /// f32 frames as safetensors.
@@ -26,7 +29,7 @@ pub enum ClipFormat {
 }
 
 /// Names of the formats, for messages.
-const FORMATS: &str = ".mp4, DIR/ (PNG frames), .png or .apng (animated), .gif, .safetensors";
+const FORMATS: &str = ".mp4, DIR/ (PNG frames), .png or .apng (animated), .webp (animated), .gif, .safetensors";
 
 impl ClipFormat {
     /// The format of a file name. Names that end in `/`, have no extension or are folders are folders of frames.
@@ -39,6 +42,7 @@ impl ClipFormat {
         match extension.to_string_lossy().to_ascii_lowercase().as_str() {
             "mp4" => Ok(ClipFormat::Mp4),
             "png" | "apng" => Ok(ClipFormat::AnimatedPng),
+            "webp" => Ok(ClipFormat::WebP),
             "gif" => Ok(ClipFormat::Gif),
             "safetensors" => Ok(ClipFormat::Tensors),
             other => Err(OutputError::format(path, format!("clips are not written as .{other}; use {FORMATS}"))),
@@ -61,6 +65,7 @@ enum Sink {
     Mp4(Box<Av1Mp4>),
     Frames(AtomicFolder),
     AnimatedPng(Box<AnimatedPng>),
+    WebP(Box<AnimatedWebp>),
     Gif(Box<AnimatedGif>),
     Tensors(FrameTensor),
 }
@@ -105,6 +110,7 @@ impl ClipWriter {
             }
             ClipFormat::Frames => Sink::Frames(AtomicFolder::create(path)?),
             ClipFormat::AnimatedPng => Sink::AnimatedPng(Box::new(AnimatedPng::create(path, size, frames, &metadata)?)),
+            ClipFormat::WebP => Sink::WebP(Box::new(AnimatedWebp::create(path, size, frames, &metadata)?)),
             ClipFormat::Gif => Sink::Gif(Box::new(AnimatedGif::create(path, size, &metadata)?)),
             ClipFormat::Tensors => Sink::Tensors(FrameTensor::create(path, size, frames, &metadata)?),
         };
@@ -137,6 +143,7 @@ impl ClipWriter {
             #[cfg(feature = "mp4")]
             Sink::Mp4(video) => video.push(frame),
             Sink::AnimatedPng(animation) => animation.push(frame),
+            Sink::WebP(animation) => animation.push(frame),
             Sink::Gif(animation) => animation.push(frame),
             Sink::Tensors(tensor) => tensor.push(frame),
         }
@@ -160,6 +167,7 @@ impl ClipWriter {
             #[cfg(feature = "mp4")]
             Sink::Mp4(video) => video.finish()?,
             Sink::AnimatedPng(animation) => animation.finish()?,
+            Sink::WebP(animation) => animation.finish()?,
             Sink::Gif(animation) => animation.finish()?,
             Sink::Tensors(tensor) => tensor.finish()?,
         }

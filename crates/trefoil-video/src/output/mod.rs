@@ -11,6 +11,7 @@ mod mp4;
 mod png;
 mod strip;
 mod tensors;
+mod webp;
 
 pub use self::png::ContactSheet;
 pub(crate) use atomic::TEMPORARY;

@@ -51,6 +51,7 @@ impl Artefact {
                 path: path.to_path_buf(),
                 have: map.len() as u64,
                 want: header.file_bytes,
+                of: "the file",
             });
         }
         let by_name = index.tensors.iter().enumerate().map(|(at, tensor)| (tensor.spec.name.clone(), at)).collect();
@@ -389,8 +390,9 @@ fn read_head(path: &Path, file: &File) -> Result<(Header, Vec<u8>), WeightsError
     if magic.is_empty() || magic != &MAGIC[..magic.len()] {
         return Err(foreign(describe(&head)));
     }
-    if have < HEADER_BYTES {
-        return Err(WeightsError::Length { path: path.to_path_buf(), have, want: HEADER_BYTES });
+    let length = |want: u64, of: &'static str| WeightsError::Length { path: path.to_path_buf(), have, want, of };
+    if head.len() < HEADER_USED {
+        return Err(length(HEADER_BYTES, "the header alone"));
     }
     let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("four bytes"));
     let long = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
@@ -419,7 +421,7 @@ fn read_head(path: &Path, file: &File) -> Result<(Header, Vec<u8>), WeightsError
         index_checksum: head[48..80].try_into().expect("32 bytes"),
     };
     if header.file_bytes != have {
-        return Err(WeightsError::Length { path: path.to_path_buf(), have, want: header.file_bytes });
+        return Err(length(header.file_bytes, "the file"));
     }
     if header.index_offset < HEADER_BYTES || header.index_offset.checked_add(header.index_bytes) != Some(have) {
         return Err(header_problem("the index does not lie at the end of the file"));

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use std::collections::HashSet;
 use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
+use trefoil_files::NewFile;
 
 /// Which section to begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct WriteSummary {
 #[derive(Debug)]
 pub struct ArtefactWriter {
     output: PathBuf,
-    file: NamedTempFile,
+    file: NewFile,
     /// Bytes of the file so far.
     position: u64,
     index: Index,
@@ -63,17 +63,9 @@ impl ArtefactWriter {
         output: &Path,
         metadata: serde_json::Map<String, serde_json::Value>,
     ) -> Result<ArtefactWriter, WeightsError> {
-        let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut builder = tempfile::Builder::new();
-        // Readers other than the owner are welcome, as with any file that a program writes; the umask still applies.
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let mut file = builder
-            .prefix(".trefoil-pack-")
-            .tempfile_in(folder)
-            .map_err(WeightsError::io("create a temporary file in", folder))?;
-        file.as_file_mut().set_len(HEADER_BYTES).map_err(WeightsError::io("write", output))?;
-        file.seek(SeekFrom::Start(HEADER_BYTES)).map_err(WeightsError::io("write", output))?;
+        let file = NewFile::create(output).map_err(WeightsError::io("write", output))?;
+        file.as_file().set_len(HEADER_BYTES).map_err(WeightsError::io("write", output))?;
+        file.as_file().seek(SeekFrom::Start(HEADER_BYTES)).map_err(WeightsError::io("write", output))?;
         Ok(ArtefactWriter {
             output: output.to_path_buf(),
             file,
@@ -182,15 +174,12 @@ impl ArtefactWriter {
         };
         let output = self.output.clone();
         let io = || WeightsError::io("write", &output);
-        self.file.write_all(&text).map_err(io())?;
-        self.file.seek(SeekFrom::Start(0)).map_err(io())?;
-        self.file.write_all(&header.encode()).map_err(io())?;
-        self.file.as_file().sync_all().map_err(io())?;
-        self.file.persist(&output).map_err(|error| WeightsError::Io {
-            action: "rename the finished artefact to",
-            path: output.clone(),
-            source: error.error,
-        })?;
+        let mut file = self.file.as_file();
+        file.write_all(&text).map_err(io())?;
+        file.seek(SeekFrom::Start(0)).map_err(io())?;
+        file.write_all(&header.encode()).map_err(io())?;
+        file.sync_all().map_err(io())?;
+        self.file.commit().map_err(io())?;
         Ok(WriteSummary { file_bytes: header.file_bytes, fingerprint: hex(&header.index_checksum) })
     }
 
@@ -217,7 +206,7 @@ impl ArtefactWriter {
             section.hasher.update(bytes);
         }
         self.position += bytes.len() as u64;
-        self.file.write_all(bytes).map_err(WeightsError::io("write", &self.output))
+        self.file.as_file().write_all(bytes).map_err(WeightsError::io("write", &self.output))
     }
 
     fn misuse<T>(&self, reason: String) -> Result<T, WeightsError> {

@@ -14,7 +14,8 @@ pub struct EmulateArgs {
     /// The machine to stand in for, like sim:lunar-lake
     #[arg(long, value_name = "sim:SOC", default_value = "sim:lunar-lake")]
     pub on: String,
-    /// Static shape of an input whose extents are symbolic (repeatable)
+    /// Static shape of an input whose extents are symbolic, for every model that has it; `MODEL/INPUT=1,3,48,320` for one model
+    /// only, by the name of its file without .onnx (repeatable)
     #[arg(long = "shape", value_name = "INPUT=1,3,224,224")]
     pub shapes: Vec<Shape>,
     /// How nodes are grouped into operators
@@ -30,10 +31,10 @@ pub struct EmulateArgs {
     #[arg(long = "carrier", value_name = "UNIT")]
     pub carriers: Vec<UnitAddress>,
     /// Emulated milliseconds per described one; by default as small as the carriers allow
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR", value_parser = super::above_zero, allow_negative_numbers = true)]
     pub scale: Option<f64>,
     /// Rounds, in each of which every plan is executed once
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Folder for prepared models
     #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]

@@ -14,10 +14,16 @@ pub struct TogetherArgs {
     pub duration: BudgetArg,
     /// Several models: requests a second of each, in the order of the models, whether or not earlier ones are finished. Without
     /// it each round begins when the last one has ended
-    #[arg(long = "rate", value_name = "HZ,HZ…", value_delimiter = ',')]
+    #[arg(long = "rate", value_name = "HZ,HZ…", value_delimiter = ',', allow_hyphen_values = true)]
     pub rates: Vec<f64>,
     /// Several models with `--rate`: milliseconds from arrival in which a response is in time; one for all, or one per model
-    #[arg(long = "deadline-ms", value_name = "MS,MS…", value_delimiter = ',', requires = "rates")]
+    #[arg(
+        long = "deadline-ms",
+        value_name = "MS,MS…",
+        value_delimiter = ',',
+        requires = "rates",
+        allow_hyphen_values = true
+    )]
     pub deadlines_ms: Vec<f64>,
     /// Several models with `--rate`: whose requests go first (higher), one per model
     #[arg(
@@ -61,10 +67,10 @@ pub struct BenchPairsArgs {
     pub items: u32,
     /// Rounds of fresh processes in which the arrangements of a pair are timed, interleaved. What takes 15 % more than the
     /// round's best baseline in each of the first two is left out of the others
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Most milliseconds to time an arrangement in one process, or a segment; at least three rounds of it are run
-    #[arg(long, default_value_t = 500.0, value_name = "MS")]
+    #[arg(long, default_value_t = 500.0, value_name = "MS", allow_negative_numbers = true)]
     pub pair_ms: f64,
     /// Folder for prepared models, measurements and compiled segments
     #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]
@@ -127,7 +133,7 @@ pub struct BenchMethodsArgs {
     #[command(flatten)]
     pub measure: MeasureArgs,
     /// Rounds of fresh processes in which plans and baselines are timed, interleaved
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Folder for prepared models, measurements and compiled segments
     #[arg(long, value_name = "DIR", env = "TREFOIL_CACHE", hide_env_values = true)]

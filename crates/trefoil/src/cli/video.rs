@@ -217,7 +217,7 @@ pub struct RatesArgs {
     #[arg(long, value_name = "PATH", default_value_t = DecoderPath::F32, requires = "decoder")]
     pub vae_path: DecoderPath,
     /// Milliseconds of the decoder on the second engine, for the cut (declared, not measured)
-    #[arg(long, value_name = "MS", default_value_t = 0.0)]
+    #[arg(long, value_name = "MS", default_value_t = 0.0, allow_negative_numbers = true)]
     pub decoder_ms: f64,
     /// Block executions timed per engine and condition
     #[arg(long, default_value_t = 10)]
@@ -259,13 +259,13 @@ pub struct BenchVideoArgs {
     #[arg(long, value_name = "F,H,W", conflicts_with_all = ["decoder_ms", "decoder_solo_ms"])]
     pub decode: Option<LatentArg>,
     /// Stand-in for the decoder: the engine that ends a clip waits this long (emulated)
-    #[arg(long, value_name = "MS", default_value_t = 0.0)]
+    #[arg(long, value_name = "MS", default_value_t = 0.0, allow_negative_numbers = true)]
     pub decoder_ms: f64,
     /// The same where one engine runs alone; as --decoder-ms by default
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     pub decoder_solo_ms: Option<f64>,
     /// With shaped engines: what a block takes that both compute together, column by column (emulated); left out without it
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     pub hetero_tensor_ms: Option<f64>,
     /// Run each engine in a process of its own; the table of weights then has all their pages
     #[arg(long)]

@@ -61,7 +61,7 @@ pub fn run(args: &BenchCorunArgs) -> Result<(), CliError> {
     if args.models.len() == 1 {
         return Err(CliError::Usage("one model has nothing to run beside; name a second one, or none".to_owned()));
     }
-    context::check_writable(args.output.as_deref())?;
+    context::check_outputs(&[args.output.as_deref()], &args.models)?;
     let asked = if args.units.is_empty() { available_units() } else { args.units.clone() };
     let (_, units) = candidate_units(&asked)?;
     let placements = placements(&units);
@@ -75,8 +75,8 @@ pub fn run(args: &BenchCorunArgs) -> Result<(), CliError> {
         source,
     })?;
     let paths = if args.models.is_empty() { operators(folder.path())? } else { args.models.clone() };
+    let shapes = crate::shapes::of_models(&paths, &args.shapes)?;
     let reading = Reading {
-        shapes: &args.shapes,
         granularity: crate::cli::GranularityArg::Fused,
         cache: args.cache.as_deref(),
         measure: &args.measure,
@@ -84,7 +84,7 @@ pub fn run(args: &BenchCorunArgs) -> Result<(), CliError> {
         quiet: args.json,
         log: false,
     };
-    let ready = make_ready(&paths, &asked, &reading)?;
+    let ready = make_ready(&paths, &shapes, &asked, &reading)?;
     let question = question(args, &asked, &units);
     let mut bench = Bench { ready: &ready, question: &question, units: &units, alone: BTreeMap::new() };
     let mut log = CoRuns::open(&question.cache, trefoil_units::machine())?;

@@ -60,9 +60,8 @@ impl ModelRows {
 /// Runs the command.
 pub fn run(args: &BenchMethodsArgs) -> Result<(), CliError> {
     let (_, baseline_units) = candidate_units(&args.units)?;
-    several::check_shapes(&args.models, &args.shapes)?;
+    several::measurable(&args.units)?;
     let reading = Reading {
-        shapes: &[],
         granularity: args.granularity,
         cache: args.cache.as_deref(),
         measure: &args.measure,
@@ -76,15 +75,13 @@ pub fn run(args: &BenchMethodsArgs) -> Result<(), CliError> {
             return Err(CliError::Usage(format!("there is no method `{method}`; there are {}", known.join(", "))));
         }
     }
+    let shapes = crate::shapes::of_models(&args.models, &args.shapes)?;
     let mut found: Vec<ModelRows> = Vec::new();
     let count = args.models.len();
     for (at, path) in args.models.iter().enumerate() {
         let began = Instant::now();
         let title = crate::commands::profile::model_name(path);
-        let outcome = several::shapes_for(path, &args.shapes)
-            .and_then(|shapes| {
-                make_ready(std::slice::from_ref(path), &args.units, &Reading { shapes: &shapes, ..reading.clone() })
-            })
+        let outcome = make_ready(std::slice::from_ref(path), &shapes[at..=at], &args.units, &reading)
             .and_then(|mut ready| measure(&mut ready[0], &baseline_units, args));
         if context::stop_flag().load(Ordering::SeqCst) {
             break;

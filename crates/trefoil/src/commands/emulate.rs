@@ -62,9 +62,9 @@ impl Row {
 pub fn run(args: &EmulateArgs) -> Result<(), CliError> {
     let line = ProgressLine::new("emulate", args.json);
     let mut subjects = Vec::new();
-    for path in &args.models {
+    for (path, shapes) in args.models.iter().zip(crate::shapes::of_models(&args.models, &args.shapes)?) {
         line.step(&format!("reading {}", path.display()));
-        let (prepared, profile) = simulated::prepare(&model_args(args, path), &args.on)?;
+        let (prepared, profile) = simulated::prepare(&model_args(args, path), shapes, &args.on)?;
         subjects.push(Subject { prepared, profile });
     }
     let graphs: Vec<&OperatorGraph> =
@@ -109,7 +109,7 @@ pub fn run(args: &EmulateArgs) -> Result<(), CliError> {
 fn model_args(args: &EmulateArgs, path: &Path) -> ModelArgs {
     ModelArgs {
         model: path.to_owned(),
-        shapes: args.shapes.clone(),
+        shapes: Vec::new(),
         granularity: args.granularity,
         input: "random".to_owned(),
         cache: args.cache.clone(),

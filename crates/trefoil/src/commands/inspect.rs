@@ -9,6 +9,9 @@ use trefoil_report::{TableFormat, operator_rows, operators_table};
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
+    if let Some(folder) = &args.extract {
+        trefoil_files::check_new_folder(folder).map_err(CliError::file("write to", folder))?;
+    }
     let options = context::prepare_options(&args.model)?;
     let prepared = trefoil_profile::prepare_model(&args.model.model, &options, context::stop_flag())?;
     let graph = prepared.graph(args.model.granularity.into(), &[])?;

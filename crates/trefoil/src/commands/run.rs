@@ -8,7 +8,7 @@ use crate::error::CliError;
 use crate::pipeline::{self, Job, Settings};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use trefoil_onnx::npz;
 use trefoil_report::{
     ModelReport, ReportInput, TableFormat, TraceMeta, chrome_trace, model_table, plan_table, task_details,
@@ -16,9 +16,13 @@ use trefoil_report::{
 
 /// Runs the command.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
-    for path in [&args.output, &args.trace, &args.show.report] {
-        context::check_writable(path.as_deref())?;
+    let read = std::iter::once(&args.model.model).chain(&args.more).chain(&args.profile).chain(&args.plan);
+    let mut read: Vec<PathBuf> = read.cloned().collect();
+    if args.model.input != "random" {
+        read.push(PathBuf::from(&args.model.input));
     }
+    let written = [&args.output, &args.trace, &args.show.report].map(|path| path.as_deref());
+    context::check_outputs(&written, &read)?;
     if crate::stages::PipelineFile::is_meant(&args.model.model) {
         return super::run_pipeline::run(args);
     }

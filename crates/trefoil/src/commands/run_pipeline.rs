@@ -34,14 +34,10 @@ pub enum Ran {
 
 /// Runs the command.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
-    for path in [&args.output, &args.trace] {
-        context::check_writable(path.as_deref())?;
-    }
     check(args)?;
     let file = PipelineFile::read(&args.model.model)?;
     let (units, baseline_units) = candidate_units(&args.units)?;
     let reading = Reading {
-        shapes: &[],
         granularity: args.model.granularity,
         cache: args.model.cache.as_deref(),
         measure: &args.measure,

@@ -49,9 +49,6 @@ impl Run {
 
 /// Runs the command.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
-    for path in [&args.output, &args.trace, &args.show.report] {
-        context::check_writable(path.as_deref())?;
-    }
     check(args)?;
     let paths: Vec<PathBuf> = std::iter::once(&args.model.model).chain(&args.more).cloned().collect();
     let given = args.plan.as_deref().map(crate::commands::plan::load_plan).transpose()?;
@@ -61,8 +58,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(format!("--rate needs one inference of each model, and the plan has {items}")));
     }
     let (units, baseline_units) = candidate_units(&args.units)?;
+    let shapes = crate::shapes::of_models(&paths, &args.model.shapes)?;
     let reading = several::Reading {
-        shapes: &args.model.shapes,
         granularity: args.model.granularity,
         cache: args.model.cache.as_deref(),
         measure: &args.measure,
@@ -70,7 +67,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         quiet: args.show.json,
         log: false,
     };
-    let mut ready = make_ready(&paths, &args.units, &reading)?;
+    let mut ready = make_ready(&paths, &shapes, &args.units, &reading)?;
     let question = Question {
         method: args.planning.method.clone(),
         options: args.planning.options(),

@@ -7,8 +7,9 @@ use crate::context::{self, print, print_json};
 use crate::error::CliError;
 use crate::outcome::{SummaryRow, summary};
 use crate::pipeline::{self, Job, PLAN, Settings};
+use crate::shapes;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use trefoil_core::{DataType, HostTensor};
 use trefoil_onnx::npz;
@@ -26,7 +27,6 @@ struct Entry {
 
 /// Runs the command.
 pub fn run(args: &SurveyArgs) -> Result<(), CliError> {
-    context::check_writable(args.show.report.as_deref())?;
     let mut entries = Vec::new();
     for text in &args.models {
         entries.push(parse(text, args)?);
@@ -37,6 +37,9 @@ pub fn run(args: &SurveyArgs) -> Result<(), CliError> {
     if entries.is_empty() {
         return Err(CliError::Usage("no model given; name at least one .onnx file".to_owned()));
     }
+    context::resolve_units(&args.units)?;
+    check_files(&entries, args)?;
+    fix_shapes(&mut entries, args)?;
     let limit = context::cache_limit()?;
     let (mut rows, mut reports, mut values) = (Vec::new(), Vec::new(), Vec::new());
     let mut failures: Vec<CliError> = Vec::new();
@@ -99,6 +102,33 @@ pub fn run(args: &SurveyArgs) -> Result<(), CliError> {
             Err(CliError::Failed(format!("{count} of {} models failed; the first: {}", entries.len(), failures[0])))
         }
     }
+}
+
+/// What is read besides the models is there, and what is written can be, before the first model is measured.
+fn check_files(entries: &[Entry], args: &SurveyArgs) -> Result<(), CliError> {
+    let mut read: Vec<PathBuf> = Vec::new();
+    let mut written = vec![args.show.report.as_deref()];
+    for entry in entries {
+        let input = Some(Path::new(&entry.model.input)).filter(|input| *input != Path::new("random"));
+        for path in [input, entry.expect.as_deref()].into_iter().flatten() {
+            context::check_readable(path)?;
+            read.push(path.to_owned());
+        }
+        read.push(entry.model.model.clone());
+        written.push(entry.output.as_deref());
+    }
+    context::check_outputs(&written, &read)
+}
+
+/// Gives every entry the shapes of the command line that are meant for it; those of its own settings win.
+fn fix_shapes(entries: &mut [Entry], args: &SurveyArgs) -> Result<(), CliError> {
+    let paths: Vec<PathBuf> = entries.iter().map(|entry| entry.model.model.clone()).collect();
+    let own: Vec<&[Shape]> = entries.iter().map(|entry| entry.model.shapes.as_slice()).collect();
+    let meant = shapes::beside_settings(&paths, &own, &args.shapes)?;
+    for (entry, meant) in entries.iter_mut().zip(meant) {
+        entry.model.shapes.extend(meant.into_iter().map(|(input, extents)| Shape { input, extents }));
+    }
+    Ok(())
 }
 
 fn with_outcome(mut value: Value, failure: Option<&CliError>) -> Value {

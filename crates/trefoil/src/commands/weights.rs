@@ -36,7 +36,7 @@ fn check_output(source: &Path, output: &Path) -> Result<(), CliError> {
         let what = if output.is_dir() { "a folder" } else { "no regular file" };
         return Err(CliError::Usage(format!("{} is {what}; name a file to write", output.display())));
     }
-    Ok(())
+    context::check_writable(Some(output))
 }
 
 /// Whether packing reads a file of that name: an older artefact in the checkpoint's folder may be replaced.

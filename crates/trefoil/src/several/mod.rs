@@ -11,8 +11,7 @@ pub use adapt::propose;
 pub use arrange::{Arranged, Candidate, arrange, same_arrangement};
 pub use energy::{Energy, energies, known_powers, least_of, of_contenders};
 pub use ready::{
-    Reading, Ready, candidate_units, check_shapes, make_ready, model_args, profiled, segment_options, settle,
-    shapes_for,
+    Reading, Ready, candidate_units, make_ready, measurable, model_args, profiled, segment_options, settle,
 };
 pub use slowdown::{Slowed, corun_class, corun_ms};
 

@@ -1,11 +1,12 @@
 //! Models prepared and profiled, and the units that they may share.
 
 use super::Question;
-use crate::cli::{GranularityArg, MeasureArgs, ModelArgs, Shape};
+use crate::cli::{GranularityArg, MeasureArgs, ModelArgs};
 use crate::commands::profile::model_name;
 use crate::context::{self, ProgressLine};
 use crate::error::CliError;
 use crate::pipeline::{process_options, time_lineup};
+use crate::shapes::Shapes;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use trefoil_core::{Granularity, HostTensor, OperatorGraph, Profile, Unit, UnitAddress, UnitKind};
@@ -37,8 +38,6 @@ impl Ready {
 /// How models are read.
 #[derive(Debug, Clone)]
 pub struct Reading<'a> {
-    /// Static shapes, each for the models that have such an input, or `MODEL/INPUT` for one of them.
-    pub shapes: &'a [Shape],
     /// How nodes are grouped.
     pub granularity: GranularityArg,
     /// The cache folder, as given.
@@ -53,25 +52,28 @@ pub struct Reading<'a> {
     pub log: bool,
 }
 
-/// Prepares and profiles every model on the units.
-pub fn make_ready(paths: &[PathBuf], units: &[UnitAddress], reading: &Reading<'_>) -> Result<Vec<Ready>, CliError> {
-    let units = context::resolve_units(units)?;
-    if let Some(unit) = units.iter().find(|unit| unit.simulated) {
-        let message =
-            format!("{} is simulated: models can be planned for it but not run; see `trefoil plan`", unit.address);
-        return Err(CliError::Usage(message));
+/// Prepares and profiles every model on the units. `shapes` are those of each model ([`crate::shapes::of_models`]).
+pub fn make_ready(
+    paths: &[PathBuf],
+    shapes: &[Shapes],
+    units: &[UnitAddress],
+    reading: &Reading<'_>,
+) -> Result<Vec<Ready>, CliError> {
+    let units = measurable(units)?;
+    // All of them before the first is measured: what is wrong with the last one is told in the first seconds.
+    let mut prepared = Vec::new();
+    for (path, shapes) in paths.iter().zip(shapes) {
+        let options = context::prepare_with(&model_args(path, reading), shapes.clone())?;
+        prepared.push(trefoil_profile::prepare_model(path, &options, context::stop_flag())?);
     }
-    check_shapes(paths, reading.shapes)?;
     let mut ready: Vec<Ready> = Vec::new();
-    for path in paths {
+    for (path, prepared) in paths.iter().zip(prepared) {
         let stem = model_name(path);
         let same =
             ready.iter().filter(|other| other.name == stem || other.name.starts_with(&format!("{stem}~"))).count();
         let name = if same == 0 { stem } else { format!("{stem}~{}", same + 1) };
         let began = Instant::now();
-        let model = model_args(path, reading)?;
-        let prepared = trefoil_profile::prepare_model(path, &context::prepare_options(&model)?, context::stop_flag())?;
-        let one = profiled(name, prepared, &units, &model, reading)?;
+        let one = profiled(name, prepared, &units, &model_args(path, reading), reading)?;
         if reading.log {
             let took = began.elapsed().as_secs_f64();
             eprintln!("[{}/{}] {}: measured in {took:.1} s", ready.len() + 1, paths.len(), one.name);
@@ -79,6 +81,21 @@ pub fn make_ready(paths: &[PathBuf], units: &[UnitAddress], reading: &Reading<'_
         ready.push(one);
     }
     Ok(ready)
+}
+
+/// The units, all of which can be measured.
+///
+/// # Errors
+/// One that is not here, or only described.
+pub fn measurable(units: &[UnitAddress]) -> Result<Vec<Unit>, CliError> {
+    let units = context::resolve_units(units)?;
+    match units.iter().find(|unit| unit.simulated) {
+        Some(unit) => Err(CliError::Usage(format!(
+            "{} is simulated: models can be planned for it but not run; see `trefoil plan`",
+            unit.address
+        ))),
+        None => Ok(units),
+    }
 }
 
 /// Profiles a prepared model on the units.
@@ -99,62 +116,13 @@ pub fn profiled(
 }
 
 /// The model's own part of the flags.
-pub fn model_args(path: &Path, reading: &Reading<'_>) -> Result<ModelArgs, CliError> {
-    let shapes = shapes_for(path, reading.shapes)?;
-    Ok(ModelArgs {
+pub fn model_args(path: &Path, reading: &Reading<'_>) -> ModelArgs {
+    ModelArgs {
         model: path.to_owned(),
-        shapes,
+        shapes: Vec::new(),
         granularity: reading.granularity,
         input: "random".to_owned(),
         cache: reading.cache.map(Path::to_owned),
-    })
-}
-
-/// The names of a model's inputs.
-fn input_names(path: &Path) -> Result<Vec<String>, CliError> {
-    Ok(trefoil_onnx::Model::load(path)?.inputs().into_iter().map(|input| input.name).collect())
-}
-
-/// The shapes that are meant for the model in this file, by its own inputs' names.
-pub fn shapes_for(path: &Path, given: &[Shape]) -> Result<Vec<Shape>, CliError> {
-    if given.is_empty() { Ok(Vec::new()) } else { Ok(shapes_of(&model_name(path), &input_names(path)?, given)) }
-}
-
-/// The shapes meant for the model of this name with these inputs. `INPUT=…` is for every model that has such an input; `MODEL/INPUT=…`
-/// is for that model and wins, because two models may call inputs of different shapes by the same name.
-fn shapes_of(model: &str, inputs: &[String], given: &[Shape]) -> Vec<Shape> {
-    let mut found: Vec<Shape> = Vec::new();
-    for input in inputs {
-        let qualified = format!("{model}/{input}");
-        let shape = given.iter().find(|shape| shape.input == qualified);
-        let shape = shape.or_else(|| given.iter().find(|shape| shape.input == *input));
-        found.extend(shape.map(|shape| Shape { input: input.clone(), extents: shape.extents.clone() }));
-    }
-    found
-}
-
-/// Every shape must be for some model.
-pub fn check_shapes(paths: &[PathBuf], shapes: &[Shape]) -> Result<(), CliError> {
-    if shapes.is_empty() {
-        return Ok(());
-    }
-    let twice =
-        shapes.iter().enumerate().find(|&(at, shape)| shapes[..at].iter().any(|other| other.input == shape.input));
-    if let Some((_, shape)) = twice {
-        return Err(CliError::Usage(format!("--shape names input `{}` twice", shape.input)));
-    }
-    let mut known = Vec::new();
-    for path in paths {
-        let model = model_name(path);
-        known.extend(input_names(path)?.into_iter().map(|input| (format!("{model}/{input}"), input)));
-    }
-    match shapes.iter().find(|shape| !known.iter().any(|(full, input)| [full, input].contains(&&shape.input))) {
-        Some(shape) => Err(CliError::Usage(format!(
-            "--shape names input `{}`, which none of the models has; they have {}",
-            shape.input,
-            known.iter().map(|(full, _)| full.as_str()).collect::<Vec<_>>().join(", ")
-        ))),
-        None => Ok(()),
     }
 }
 
@@ -224,22 +192,4 @@ pub fn segment_options(
         cache: Some(cache.to_owned()),
     };
     Ok(ProfileOptions { granularity, ..context::profile_options(&model, measure, strict)? })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shape_of_one_model_wins_over_that_of_all() {
-        let given: Vec<Shape> =
-            ["x=1,3,8,8", "b/x=1,3,4,4", "other=2"].iter().map(|text| text.parse().unwrap()).collect();
-        let inputs = ["x".to_owned(), "y".to_owned()];
-        let of = |model: &str| shapes_of(model, &inputs, &given);
-        assert_eq!(of("a"), [Shape { input: "x".to_owned(), extents: vec![1, 3, 8, 8] }]);
-        assert_eq!(of("b"), [Shape { input: "x".to_owned(), extents: vec![1, 3, 4, 4] }]);
-        assert_eq!(shapes_of("b", &["z".to_owned()], &given), []);
-        let twice: Vec<Shape> = ["b/x=1", "b/x=2"].iter().map(|text| text.parse().unwrap()).collect();
-        assert!(check_shapes(&[], &twice).unwrap_err().to_string().contains("`b/x` twice"));
-    }
 }

@@ -47,7 +47,7 @@ pub fn make_stages(
     let mut ready = Vec::new();
     for (entry, slot) in file.stages.iter().zip(prepared) {
         let Some((prepared, _)) = slot else { continue };
-        let args = model_args(&file.resolve(&entry.model), &Reading { shapes: &[], ..reading.clone() })?;
+        let args = model_args(&file.resolve(&entry.model), reading);
         ready.push(profiled(entry.name.clone(), prepared, &units, &args, reading)?);
     }
     let links = links(file, &ready)?;
@@ -64,13 +64,19 @@ fn prepare(
     let entry = &file.stages[stage];
     let path = file.resolve(&entry.model);
     let mut model = Model::load(&path).map_err(|error| file.wrong(stage, "model", error))?;
-    let names: Vec<String> = model.inputs().into_iter().map(|port| port.name).collect();
+    let ports = model.inputs();
+    let names: Vec<String> = ports.iter().map(|port| port.name.clone()).collect();
     for name in entry.inputs.keys().chain(entry.shapes.keys()) {
         if !names.contains(name) {
             let key = if entry.inputs.contains_key(name) { "inputs" } else { "shapes" };
             let what = format!("the model has no such input; it has {}", names.join(", "));
             return Err(file.wrong(stage, &format!("{key}.{name}"), what));
         }
+    }
+    for port in &ports {
+        let Some(extents) = entry.shapes.get(&port.name) else { continue };
+        crate::shapes::refuse_empty(port, extents)
+            .map_err(|what| file.wrong(stage, &format!("shapes.{}", port.name), what))?;
     }
     let mut given: Vec<HostTensor> = Vec::new();
     for (input, source) in &entry.inputs {

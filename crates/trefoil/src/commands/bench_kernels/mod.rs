@@ -74,6 +74,10 @@ pub fn run(args: &BenchKernelsArgs) -> Result<(), CliError> {
         return Err(CliError::Failed("this process may use no core".to_owned()));
     };
     let core = args.core.unwrap_or(first);
+    if !machine.cores.contains(&core) {
+        let have = trefoil_units::cores_text(&machine.cores);
+        return Err(CliError::Usage(format!("core {core} is not among those that this process may use ({have})")));
+    }
     // Before anything else calls the library: its threads inherit the core.
     let device = Device::open(args.opencl, Some(&[core as usize]));
     let failed = |error: trefoil_kernels::KernelError| CliError::Failed(error.to_string());

@@ -50,17 +50,14 @@ pub fn run(args: &BenchPairsArgs) -> Result<(), CliError> {
     let files = args.report.as_deref().map(Files::beside);
     if let Some(Files { html, csv, png }) = &files {
         let outputs = [html, csv, png].map(|path| Some(path.as_path()));
-        for path in outputs {
-            context::check_writable(path)?;
-        }
-        context::check_distinct(&outputs, &args.models)?;
+        context::check_outputs(&outputs, &args.models)?;
     }
     if !args.pair_ms.is_finite() || args.pair_ms < 1.0 {
         return Err(CliError::Usage(format!("--pair-ms {} is no number of milliseconds from 1 on", args.pair_ms)));
     }
     let (units, baseline_units) = candidate_units(&args.units)?;
+    let shapes = crate::shapes::of_models(&args.models, &args.shapes)?;
     let reading = Reading {
-        shapes: &args.shapes,
         granularity: args.granularity,
         cache: args.cache.as_deref(),
         measure: &args.measure,
@@ -68,7 +65,7 @@ pub fn run(args: &BenchPairsArgs) -> Result<(), CliError> {
         quiet: args.json,
         log: true,
     };
-    let mut ready = make_ready(&args.models, &args.units, &reading)?;
+    let mut ready = make_ready(&args.models, &shapes, &args.units, &reading)?;
     let mut measure = args.measure.clone();
     measure.cap_ms = measure.cap_ms.min(args.pair_ms);
     measure.refine_budget = measure.refine_budget.min(MOST_REFINING);

@@ -27,7 +27,7 @@ pub struct DecodeArgs {
     /// The latent is de-normalised already (z·std + mean)
     #[arg(long)]
     pub denormalised: bool,
-    /// Where to write the clip; the name says the format: .mp4, .png (animated), .gif, .safetensors, or a folder for PNG frames
+    /// Where to write the clip; the name says the format: .mp4, .png or .webp (animated), .gif, .safetensors, or a folder for PNG frames
     #[arg(short, long, value_name = "CLIP")]
     pub output: PathBuf,
     /// Frames a second

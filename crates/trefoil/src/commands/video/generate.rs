@@ -41,7 +41,7 @@ pub struct GenerateArgs {
     /// What it should not show, for samplers with guidance
     #[arg(long, value_name = "TEXT")]
     pub negative: Option<String>,
-    /// Where to write the clip; the name says the format: .mp4, .png (animated), .gif, .safetensors, or a folder for PNG frames
+    /// Where to write the clip; the name says the format: .mp4, .png or .webp (animated), .gif, .safetensors, or a folder for PNG frames
     #[arg(short, long, value_name = "CLIP")]
     pub output: PathBuf,
     /// Seed of the noise (PyTorch's CPU generator)

@@ -68,7 +68,7 @@ pub struct StreamArgs {
     #[arg(long, value_name = "PATH", default_value_t = DecoderPath::F32)]
     pub vae_path: DecoderPath,
     /// Stand-in for the decoder where latents are written: keep the second engine's cores waiting this long per clip (emulated)
-    #[arg(long, value_name = "MS", default_value_t = 0.0)]
+    #[arg(long, value_name = "MS", default_value_t = 0.0, allow_negative_numbers = true)]
     pub decoder_ms: f64,
     /// Folder for the clips, their contact sheet and job.json; the same command again makes the clips that are missing
     #[arg(short, long, value_name = "DIR")]
@@ -110,6 +110,8 @@ pub enum StreamFormat {
     Mp4,
     /// Animated PNG
     Png,
+    /// Animated WebP
+    Webp,
     /// Animated GIF
     Gif,
     /// A folder of PNG pictures
@@ -124,6 +126,7 @@ impl StreamFormat {
         match self {
             Self::Mp4 => "mp4",
             Self::Png => "png",
+            Self::Webp => "webp",
             Self::Gif => "gif",
             Self::Frames => "frames",
             Self::Latents => "latents",

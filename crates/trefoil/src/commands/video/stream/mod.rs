@@ -44,6 +44,9 @@ pub fn run(args: &StreamArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(format!("--decoder-ms {} is no time", args.decoder_ms)));
     }
     check_writable(args.trace.as_deref())?;
+    if let Some(folder) = &args.output {
+        trefoil_files::check_new_folder(folder).map_err(CliError::file("write to", folder))?;
+    }
     let text =
         args.text.as_ref().map(|text| PathBuf::from(text.rsplit_once(':').map_or(text.as_str(), |(file, _)| file)));
     let inputs = [Some(args.model.clone()), args.prompts.clone(), text, args.artefact.clone(), args.decoder.clone()];
