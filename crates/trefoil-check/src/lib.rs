@@ -152,7 +152,23 @@ pub fn check(certificate: &Value, profiles: &[Value]) -> Result<Verdict, CheckEr
     form::method(certificate, &machine, &schedule)?;
     schedule.verify(&models, &machine)?;
     let value = schedule.verify_claim(certificate, &models, &machine, &per_ms)?;
-    let (bound, proofs) = bounds::verify(certificate, &models, &machine, &per_ms, &schedule)?;
+    let (bound, proofs) = if machine.units.iter().any(|unit| unit.is_mode) {
+        let plain = machine.without_modes(certificate, &distinct)?;
+        let models = costs::Model::read_all(certificate, &found, &plain)?;
+        let prices = plain.prices(&objective)?;
+        let verified = bounds::verify(certificate, &models, &plain, &prices, &schedule)?;
+        for (profile, graph) in found.iter().filter(|_| objective == "latency") {
+            let least = machine::Machine::least_on_modes(profile, graph)?;
+            if verified.0.is_some_and(|bound| !close_above(least, bound)) {
+                return Err(CheckError::Bound(format!(
+                    "the whole model takes {least} ms on a mode, less than the bound"
+                )));
+            }
+        }
+        verified
+    } else {
+        bounds::verify(certificate, &models, &machine, &per_ms, &schedule)?
+    };
     if let Some(bound) = bound
         && !close_above(value, bound)
     {

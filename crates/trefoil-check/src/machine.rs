@@ -28,6 +28,8 @@ pub struct Unit {
     pub watts: Option<f64>,
     pub memory_bytes: Option<f64>,
     pub max_nodes: Option<f64>,
+    /// Whether it is another core count of a unit, of which the profile knows the whole model only.
+    pub is_mode: bool,
 }
 
 /// The units that the certificate's plan could choose from.
@@ -115,8 +117,29 @@ pub fn time(record: &Value) -> Option<(f64, Option<f64>, Option<f64>)> {
 impl Machine {
     /// The machine of some profiles, in the order of the models that they are of: what an earlier one tells counts.
     pub fn read(certificate: &Value, profiles: &[&Value]) -> Result<Self, CheckError> {
+        Self::of(Reader("certificate").list(certificate, "units")?, profiles)
+    }
+
+    /// The same without the modes, which must be listed last: bounds are over what operators cost, and modes have no operators.
+    pub fn without_modes(&self, certificate: &Value, profiles: &[&Value]) -> Result<Self, CheckError> {
+        let units = self.units.iter().take_while(|unit| !unit.is_mode).count();
+        if self.units[units..].iter().any(|unit| !unit.is_mode) {
+            return Err(Reader("certificate").fail("it lists a unit after a mode"));
+        }
+        Self::of(&Reader("certificate").list(certificate, "units")?[..units], profiles)
+    }
+
+    /// The least that a whole model takes on any mode that a profile knows, in milliseconds.
+    pub fn least_on_modes(profile: &Value, graph: &Value) -> Result<f64, CheckError> {
+        let records = newest(profile)?;
+        let subject = json!({ "kind": "whole-model", "model": graph["fingerprint"] });
+        let modes = profile.get("modes").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let known = modes.iter().filter_map(|mode| records.get(&key(&subject, &json!([mode["address"]]))));
+        Ok(known.filter_map(|record| time(record)).map(|time| time.0).fold(f64::INFINITY, f64::min))
+    }
+
+    fn of(names: &[Value], profiles: &[&Value]) -> Result<Self, CheckError> {
         let first = profiles.first().ok_or_else(|| PROFILE.fail("there is none"))?;
-        let names = Reader("certificate").list(certificate, "units")?;
         let described = PROFILE.list(first, "units")?;
         // Other core counts of the units, of which the profile knows whole models only.
         let modes = first.get("modes").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -127,7 +150,8 @@ impl Machine {
                 return Err(Reader("certificate").fail(format!("it lists the unit {name} twice")));
             }
             let is_here = |unit: &&Value| unit["address"] == *name;
-            let listed = if described.iter().any(|unit| is_here(&unit)) { described } else { modes };
+            let is_mode = !described.iter().any(|unit| is_here(&unit));
+            let listed = if is_mode { modes } else { described };
             let mut found = listed.iter().filter(is_here);
             let unit = found.next().ok_or_else(|| CheckError::OtherProfile(format!("it has no unit {name}")))?;
             if found.next().is_some() {
@@ -142,6 +166,7 @@ impl Machine {
             units.push(Unit {
                 accelerator: text(unit, "kind") != Some("cpu"),
                 watts: None,
+                is_mode,
                 memory_bytes: unit["limits"]["memory_bytes"].as_f64(),
                 max_nodes: unit["limits"]["max_nodes"].as_f64(),
                 resources,

@@ -384,8 +384,13 @@ fn modes_are_planned_by_name_certified_and_refused_for_all_else() {
         // Another mode is faster, which the bound allows for.
         assert!(found.model_bound.is_some_and(|bound| bound > 0.0 && bound <= 4.0) && !found.exact, "{found:?}");
         let paper = trefoil_plan::certificate(std::slice::from_ref(asked), &found).unwrap();
-        let verdict = trefoil_check::check(&serde_json::to_value(&paper).unwrap(), &profile).unwrap();
-        assert_eq!((verdict.value, verdict.bound), (4.5, None));
+        let mut paper = serde_json::to_value(&paper).unwrap();
+        let verdict = trefoil_check::check(&paper, &profile).unwrap();
+        assert_eq!((verdict.value, verdict.bound), (4.5, Some(4.0)));
+        // A bound above another mode's time is refused, whatever is proven of the units.
+        paper["bound"]["value"] = serde_json::json!(4.4);
+        let error = trefoil_check::check(&paper, &profile).unwrap_err().to_string();
+        assert!(error.contains("4 ms on a mode"), "{error}");
     }
     let energy = PlanRequest { objective: Objective::Energy, ..request.clone() };
     let found = plan("single:a:CPU@0", &energy).unwrap();

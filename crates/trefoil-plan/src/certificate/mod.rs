@@ -53,7 +53,7 @@ pub struct Certificate {
     pub tasks: Vec<CertifiedTask>,
     /// What the schedule costs.
     pub claim: Claim,
-    /// The lower bound; none is stated of a plan on a mode of a unit.
+    /// The lower bound; of a plan on a mode of a unit also over the whole model on any mode.
     pub bound: Option<CertifiedBound>,
 }
 
@@ -378,7 +378,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
     } else {
         expand::parallel(&views, plan)?
     };
-    // A mode of a unit, of which only the whole model is known: nothing is proven of what operators cost there.
+    // A mode of a unit, of which only the whole model is known: proofs are over the units, and no mode is faster than the bound.
     let mut units = first.table.units.clone();
     units.extend(
         plan.units
@@ -387,10 +387,12 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
             .filter(|unit| mode_at(requests[0].profile, unit).is_some())
             .cloned(),
     );
-    let on_modes = units.len() > first.unit_count();
+    let least_on_modes = match (units.len() > first.unit_count(), plan.objective) {
+        (true, Objective::Latency) => crate::whole::least_on_modes(&requests[0]),
+        _ => f64::INFINITY,
+    };
     let tasks = tasks(&units, &schedule)?;
     let proofs = match claim.rule {
-        _ if on_modes => Vec::new(),
         Rule::PaperSequential => vec![proofs::paper_sequential(first)],
         Rule::BusySum => proofs::serial(first)?,
         _ => proofs::parallel(&views, &schedule, costs, claim.rule)?,
@@ -445,7 +447,7 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
             .collect(),
         links: plan.links.clone(),
         tasks,
-        bound: (!on_modes).then(|| CertifiedBound { costs, value: best.min(claim.value), proofs }),
+        bound: Some(CertifiedBound { costs, value: best.min(claim.value).min(least_on_modes), proofs }),
         claim,
     })
 }

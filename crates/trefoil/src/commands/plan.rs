@@ -88,7 +88,7 @@ fn check_flags(args: &PlanArgs) -> Result<(), CliError> {
         && objective == ObjectiveArg::Throughput
     {
         return wrong(
-            "--workload states when items arrive; --objective throughput is for method `pipeline`".to_owned(),
+            "--workload states when items arrive; --objective throughput is for a stream of one model, or for rounds of several without --workload".to_owned(),
         );
     }
     let several = ["aligned", "joint", "joint-units"].contains(&method);

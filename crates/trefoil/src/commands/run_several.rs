@@ -142,7 +142,9 @@ fn check(args: &RunArgs) -> Result<(), CliError> {
             }
         }
         crate::cli::ObjectiveArg::Throughput => {
-            return refuse("throughput is for streams; several models are run for latency or energy");
+            return refuse(
+                "several models are run for latency or energy; `trefoil plan A.json B.json --objective throughput` plans rounds",
+            );
         }
     }
     if !args.planning.pins.is_empty() {
