@@ -14,13 +14,13 @@ pub(crate) fn write_atomically(
     fill: impl FnOnce(&mut BufWriter<&File>) -> Result<(), OnnxError>,
 ) -> Result<(), OnnxError> {
     let io = |error: io::Error| OnnxError::io(path, &error);
-    let file = NewFile::create(path).map_err(io)?;
+    let created = NewFile::create(path).map_err(io)?;
     // Large slices bypass the buffer, so mapped weights are written straight from the map.
-    let mut writer = BufWriter::with_capacity(1 << 16, file.as_file());
+    let mut writer = BufWriter::with_capacity(1 << 16, created.as_file());
     fill(&mut writer)?;
     writer.flush().map_err(io)?;
     drop(writer);
-    file.commit().map_err(io)
+    created.commit().map_err(io)
 }
 
 /// Creates `path` with these bytes, atomically.

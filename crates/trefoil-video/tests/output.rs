@@ -87,7 +87,7 @@ fn chunks(bytes: &[u8]) -> Vec<(&[u8], &[u8])> {
     while !rest.is_empty() {
         let length = u32::from_le_bytes(rest[4..8].try_into().unwrap()) as usize;
         found.push((&rest[..4], &rest[8..8 + length]));
-        assert!(length % 2 == 0 || rest[8 + length] == 0, "padding is zero");
+        assert!(length.is_multiple_of(2) || rest[8 + length] == 0, "padding is zero");
         rest = &rest[8 + length + length % 2..];
     }
     found

@@ -210,6 +210,12 @@ pub fn check_writable(path: Option<&Path>) -> Result<(), CliError> {
     path.map_or(Ok(()), |path| trefoil_files::check_writable(path).map_err(CliError::file("write", path)))
 }
 
+/// The same for what is only ever put into its place whole: a device or a pipe, which text may be written to, has no place for it.
+pub fn check_replaceable(path: Option<&Path>) -> Result<(), CliError> {
+    let Some(path) = path else { return Ok(()) };
+    trefoil_files::NewFile::create(path).map(drop).map_err(CliError::file("write", path))
+}
+
 /// Fails early when a file that is read at the end of a long run is none, or cannot be read.
 pub fn check_readable(path: &Path) -> Result<(), CliError> {
     trefoil_files::open_regular(path).map(drop).map_err(CliError::file("read", path))

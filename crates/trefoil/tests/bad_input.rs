@@ -325,6 +325,32 @@ fn unwritable_outputs() {
     assert!(message.contains("folder/: it is no file's name"), "{message}");
 }
 
+/// A file that is renamed into its place would put itself where a pipe or a device was.
+#[test]
+#[cfg(unix)]
+fn what_is_no_file_is_not_replaced_by_one() {
+    let space = Workspace::with_model();
+    for name in ["pipe", "pipe.png"] {
+        rustix::fs::mknodat(rustix::fs::CWD, space.path(name), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    }
+    fs::write(space.path("prompts.txt"), "a red circle\n").unwrap();
+    let demo = demo_model();
+    for command in [
+        &["run", "small.onnx", "-u", "rten:CPU", "--output", "pipe"][..],
+        &["survey", "-u", "rten:CPU", "--model", "path=small.onnx;output=pipe"],
+        &["video", "encode", &demo, "prompts.txt", "-o", "pipe"],
+        &["video", "pack", &demo, "-o", "pipe"],
+        &["video", "generate", &demo, "a red circle", "-o", "pipe.png"],
+        &["video", "generate", &demo, "a red circle", "-o", "clip.png", "--contact-sheet", "pipe.png"],
+    ] {
+        let message = space.fails(command, 2);
+        assert!(message.ends_with("it is a named pipe; name a regular file"), "{command:?}: {message}");
+        assert!(!space.path("cache/models").exists(), "{command:?}: something was prepared");
+    }
+    let sheet = ["video", "generate", &demo, "a red circle", "-o", "clip.png", "--contact-sheet", "sheet.webp"];
+    assert!(space.fails(sheet, 2).contains("sheet.webp: contact sheets are PNG"));
+}
+
 /// A limit on the size of files stands for a disk that fills up while something is written.
 #[test]
 #[cfg(unix)]

@@ -23,6 +23,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     }
     let written = [&args.output, &args.trace, &args.show.report].map(|path| path.as_deref());
     context::check_outputs(&written, &read)?;
+    context::check_replaceable(args.output.as_deref())?;
     if crate::stages::PipelineFile::is_meant(&args.model.model) {
         return super::run_pipeline::run(args);
     }

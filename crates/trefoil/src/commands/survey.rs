@@ -116,6 +116,7 @@ fn check_files(entries: &[Entry], args: &SurveyArgs) -> Result<(), CliError> {
         }
         read.push(entry.model.model.clone());
         written.push(entry.output.as_deref());
+        context::check_replaceable(entry.output.as_deref())?;
     }
     context::check_outputs(&written, &read)
 }

@@ -1,7 +1,7 @@
 //! `trefoil video decode`: a latent to a clip.
 
 use super::check_stopped;
-use super::shared::{CoresArg, TensorArg, check_folder, decoding_spec};
+use super::shared::{CoresArg, TensorArg, check_folder, check_sheet, decoding_spec};
 use crate::context::{self, print, print_json, stop_flag};
 use crate::error::CliError;
 use clap::Args;
@@ -73,7 +73,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
         &[Some(args.output.as_path()), args.contact_sheet.as_deref()],
         &[args.latent.path.clone(), args.model.clone()],
     )?;
-    context::check_writable(args.contact_sheet.as_deref())?;
+    check_sheet(args.contact_sheet.as_deref())?;
     let engine = DecoderEngine::open(&decoding_spec(args.engine.as_ref(), args.cores.as_ref())?)?;
     let on = EngineDecoder::open_on(&args.model, args.vae_path, engine)?;
     let (decoder, kernels) = (on.decoder(), on.kernels());

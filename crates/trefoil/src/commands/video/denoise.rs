@@ -3,7 +3,7 @@
 use super::lanes::{self, OpenLanes};
 use super::{block_bar, keep_going, memory};
 use crate::cli::DenoiseArgs;
-use crate::context::{check_distinct, check_writable, print, print_json};
+use crate::context::{check_distinct, check_replaceable, print, print_json};
 use crate::error::CliError;
 use indicatif::ProgressBar;
 use serde_json::json;
@@ -18,7 +18,7 @@ use trefoil_video::{Clip, DenoiseReport, Event, Lane, Model, Tensor, TensorPath,
 
 /// Runs the command.
 pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
-    check_writable(Some(&args.output))?;
+    check_replaceable(Some(&args.output))?;
     let inputs = [Some(&args.clip.noise), Some(&args.clip.text), args.clip.negative.as_ref()];
     let mut files: Vec<_> = inputs.into_iter().flatten().map(|path| path.file.clone()).collect();
     files.push(args.artefact.clone());

@@ -54,7 +54,7 @@ pub fn run(args: &EncodeArgs) -> Result<(), CliError> {
     check_folder(&args.model)?;
     let inputs = [args.prompts.clone(), args.ids.as_ref().map(|ids| ids.path.clone())];
     context::check_distinct(&[Some(args.output.as_path())], &inputs.into_iter().flatten().collect::<Vec<_>>())?;
-    context::check_writable(Some(args.output.as_path()))?;
+    context::check_replaceable(Some(args.output.as_path()))?;
     let source = TextSource { model: &args.model, path: args.text_path, cache: args.cache.as_deref() };
     let encoder = source.open()?;
     let mut notes = Vec::new();

@@ -5,7 +5,7 @@ use super::check_stopped;
 use super::decode::check_memory;
 use super::encode::{TextSource, check_text, read_text};
 use super::memory::{self, Need};
-use super::shared::{check_folder, kernels};
+use super::shared::{check_folder, check_sheet, kernels};
 use super::{block_bar, denoise, lanes};
 use crate::cli::{CutArg, EngineArgs};
 use crate::context::{self, cache_dir, print, print_json, stop_flag};
@@ -185,7 +185,7 @@ struct Seconds {
 pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     check_folder(&args.model)?;
     context::check_distinct(&[Some(&args.output), args.contact_sheet.as_deref()], std::slice::from_ref(&args.model))?;
-    context::check_writable(args.contact_sheet.as_deref())?;
+    check_sheet(args.contact_sheet.as_deref())?;
     let size = Size::of(&args.model, args.size, args.frames, args.fps);
     let mut specs = lanes::engines_of(&args.engines, false)?;
     if specs.len() == 1 && args.cut != CutArg::Auto {
@@ -277,9 +277,9 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     let mut told = String::new();
     let _ = writeln!(
         told,
-        "{}: {} frames of {}×{} at {} fps, {}",
+        "{}: {} of {}×{} at {} fps, {}",
         args.output.display(),
-        clip.frames,
+        format::plural(clip.frames, "frame"),
         size.width,
         size.height,
         size.fps,

@@ -15,7 +15,7 @@ mod shared;
 pub mod stream;
 
 use crate::cli::{CalibrateArgs, VideoCommand, VideoInfoArgs, VideoPackArgs};
-use crate::context::{check_distinct, check_writable, print, print_json, stop_flag};
+use crate::context::{check_distinct, check_replaceable, print, print_json, stop_flag};
 use crate::error::CliError;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ pub fn run(command: &VideoCommand) -> Result<(), CliError> {
 }
 
 fn pack(args: &VideoPackArgs) -> Result<(), CliError> {
-    check_writable(Some(&args.output))?;
+    check_replaceable(Some(&args.output))?;
     let mut inputs = vec![args.model.clone()];
     inputs.extend(args.config.iter().chain(&args.sampler).chain(&args.adapters).cloned());
     check_distinct(&[Some(&args.output)], &inputs)?;
@@ -152,7 +152,7 @@ fn shortened(timesteps: &[f32]) -> String {
 
 fn calibrate(args: &CalibrateArgs) -> Result<(), CliError> {
     let output = args.output.as_deref().unwrap_or(&args.artefact);
-    check_writable(Some(output))?;
+    check_replaceable(Some(output))?;
     let files = args.noise.iter().chain(&args.text).chain(&args.negative).map(|tensor| tensor.file.clone());
     check_distinct(&[Some(output)], &files.collect::<Vec<_>>())?;
     let model = Arc::new(lanes::open_model(&args.artefact, &args.second)?);

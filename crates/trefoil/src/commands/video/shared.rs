@@ -1,5 +1,6 @@
 //! What the commands of `trefoil video` share: tensors named in files, cores.
 
+use crate::context;
 use crate::error::CliError;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -78,6 +79,16 @@ pub fn check_folder(model: &Path) -> Result<(), CliError> {
         Ok(_) => Ok(()),
         Err(source) => Err(CliError::File { action: "read", path: model.to_owned(), source }),
     }
+}
+
+/// A contact sheet is a PNG, and can be written.
+pub fn check_sheet(path: Option<&Path>) -> Result<(), CliError> {
+    if let Some(path) = path
+        && path.extension().is_some_and(|extension| !extension.eq_ignore_ascii_case("png"))
+    {
+        return Err(CliError::Usage(format!("{}: contact sheets are PNG; name a .png file", path.display())));
+    }
+    context::check_replaceable(path)
 }
 
 #[cfg(test)]
