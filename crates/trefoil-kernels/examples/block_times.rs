@@ -10,7 +10,8 @@
 use std::time::Instant;
 use trefoil_kernels::{
     Activation, ActivationScale, AttentionScales, AttentionSink, Codes, Epilogue, GemmSink, KernelError, Kernels,
-    Modulation, Operands, PackedKeyValue, RotaryTable, RowSink, Rows, RowsMut, Workspace, bench, rotary_table,
+    Modulation, Norm, NormSink, Operands, PackedKeyValue, RotaryTable, RowSink, Rows, RowsMut, Workspace, bench,
+    rotary_table,
 };
 use trefoil_weights::TiledView;
 use trefoil_weights::tile::TileShape;
@@ -167,6 +168,13 @@ impl Random {
     }
 }
 
+/// Where a product goes.
+enum To<'a> {
+    Product(GemmSink<'a>),
+    Norm(NormSink<'a>),
+    Both(GemmSink<'a>, NormSink<'a>),
+}
+
 impl Linear {
     fn operations(&self, rows: usize) -> usize {
         2 * rows * self.shape.d_in * self.shape.d_out
@@ -177,7 +185,7 @@ impl Linear {
         kernels: &Kernels,
         input: (&[i8], usize, f32),
         activation: Activation,
-        sink: GemmSink<'_>,
+        to: To<'_>,
         workspace: &mut Workspace,
     ) -> Result<(), KernelError> {
         let (codes, rows, scale) = input;
@@ -185,7 +193,11 @@ impl Linear {
         let input = Codes { codes, scale: ActivationScale::Tensor(scale) };
         let weights = TiledView { codes: &self.codes, scales: &self.scales, shape: self.shape };
         let epilogue = Epilogue { bias: Some(&self.bias), adapter: None, activation };
-        kernels.gemm_w8a8(&input, &weights, &epilogue, sink, workspace)
+        match to {
+            To::Product(sink) => kernels.gemm_w8a8(&input, &weights, &epilogue, sink, workspace),
+            To::Norm(norm) => kernels.gemm_w8a8_norm(&input, &weights, &epilogue, norm, workspace),
+            To::Both(sink, norm) => kernels.gemm_w8a8_then_norm(&input, &weights, &epilogue, sink, norm, workspace),
+        }
     }
 }
 
@@ -211,7 +223,8 @@ struct Block {
 struct Buffers {
     workspace: Workspace,
     packed: PackedKeyValue,
-    projected: Vec<f32>,
+    /// Keys and values of the text, which stay for a clip.
+    packed_text: PackedKeyValue,
     input: Vec<i8>,
     context: Vec<i8>,
     query: Vec<i8>,
@@ -248,7 +261,6 @@ impl Block {
             text: random.floats(TEXT * WIDTH, 1.0),
             state: random.floats(tokens * WIDTH, 2.0),
             buffers: Buffers {
-                projected: vec![0.0; rows * WIDTH],
                 input: vec![0; rows * WIDTH],
                 context: vec![0; TEXT * WIDTH],
                 query: vec![0; rows * WIDTH],
@@ -265,28 +277,28 @@ impl Block {
         let modulation = std::mem::take(&mut self.modulation);
         let row = |index: usize| &modulation[index * WIDTH..(index + 1) * WIDTH];
         self.norm(kernels, table, Modulation::AdaLn { scale: row(1), shift: row(0) })?;
-        self.attend(kernels, table, 0, Some(row(2)))?;
-        self.norm(kernels, table, Modulation::Affine { gain: row(1), bias: row(0) })?;
-        let Buffers { workspace, context, .. } = &mut self.buffers;
-        let text = Rows::dense("the text", &self.text, TEXT, WIDTH)?;
-        let sink = RowSink::Codes { out: codes_mut(context, TEXT, WIDTH)?, scale: NORM };
-        table.time("quantise text", 0, || kernels.quantise(text, sink, workspace))?;
-        self.attend(kernels, table, 1, None)?;
-        for state in self.state.chunks_mut(FFN_ROWS * WIDTH) {
+        let affine = Modulation::Affine { gain: row(1), bias: row(0) };
+        self.attend(kernels, table, 0, (Some(row(2)), affine))?;
+        let Buffers { workspace, context, packed_text, .. } = &mut self.buffers;
+        if packed_text.keys() == 0 {
+            let text = Rows::dense("the text", &self.text, TEXT, WIDTH)?;
+            let sink = RowSink::Codes { out: codes_mut(context, TEXT, WIDTH)?, scale: NORM };
+            table.time("once: text", 0, || kernels.quantise(text, sink, workspace))?;
+        }
+        self.attend(kernels, table, 1, (None, Modulation::AdaLn { scale: row(4), shift: row(3) }))?;
+        let Buffers { workspace, input, middle, .. } = &mut self.buffers;
+        for (state, input) in self.state.chunks_mut(FFN_ROWS * WIDTH).zip(input.chunks(FFN_ROWS * WIDTH)) {
             let rows = state.len() / WIDTH;
-            let Buffers { workspace, input, middle, .. } = &mut self.buffers;
-            let sink = RowSink::Codes { out: codes_mut(input, rows, WIDTH)?, scale: NORM };
-            let from = Rows::dense("the state", state, rows, WIDTH)?;
-            let adaptive = Modulation::AdaLn { scale: row(4), shift: row(3) };
-            table.time("layer norms to codes", 0, || kernels.layer_norm(from, EPS, adaptive, sink, workspace))?;
             let sink = GemmSink::Codes { out: codes_mut(middle, rows, FFN)?, scale: MIDDLE };
             table.time("feed-forward up, GELU, codes", self.up.operations(rows), || {
-                self.up.run(kernels, (&input[..rows * WIDTH], rows, NORM), Activation::GeluTanh, sink, workspace)
+                let to = To::Product(sink);
+                self.up.run(kernels, (&input[..rows * WIDTH], rows, NORM), Activation::GeluTanh, to, workspace)
             })?;
             let sink =
                 GemmSink::Residual { state: floats_mut(state, rows)?, gate: Some(row(5)), precision: Operands::F16 };
             table.time("feed-forward down, residual", self.down.operations(rows), || {
-                self.down.run(kernels, (&middle[..rows * FFN], rows, MIDDLE), Activation::Identity, sink, workspace)
+                let to = To::Product(sink);
+                self.down.run(kernels, (&middle[..rows * FFN], rows, MIDDLE), Activation::Identity, to, workspace)
             })?;
         }
         self.modulation = modulation;
@@ -301,42 +313,50 @@ impl Block {
         table.time("layer norms to codes", 0, || kernels.layer_norm(from, EPS, modulation, sink, workspace))
     }
 
-    /// Self-attention (0) or cross-attention (1), added to the state.
+    /// Self-attention (0) or cross-attention (1), added to the state, and the norm after it.
     fn attend(
         &mut self,
         kernels: &Kernels,
         table: &mut Table,
         which: usize,
-        gate: Option<&[f32]>,
+        (gate, modulation): (Option<&[f32]>, Modulation<'_>),
     ) -> Result<(), KernelError> {
         let tokens = self.tokens;
-        let Buffers { workspace, packed, projected, input, context, query, key, value, .. } = &mut self.buffers;
+        let Buffers { workspace, packed, packed_text, input, context, query, key, value, .. } = &mut self.buffers;
         let [to_query, to_key, to_value, to_out] = &self.attention[which].linear;
         let is_self = which == 0;
         let (source, keys) = if is_self { (&input[..], tokens) } else { (&context[..], TEXT) };
+        let packed = if is_self { packed } else { packed_text };
+        // Those of the text are there from the second step of a clip on.
+        let is_ready = !is_self && packed.keys() > 0;
         let rotary = is_self.then_some(&self.rotary);
-        let linear = if is_self { "self: query, key to f32" } else { "cross: query, key to f32" };
-        for (weights, from, rows, out) in
-            [(to_query, &input[..], tokens, &mut *query), (to_key, source, keys, &mut *key)]
+        let linear = if is_self { "self: query, key, norms, rotary" } else { "cross: query, norm" };
+        let gain = &self.attention[which].gain;
+        for (weights, from, rows, out, name) in [
+            (to_query, &input[..], tokens, &mut *query, linear),
+            (to_key, source, keys, &mut *key, if is_self { linear } else { "once: text" }),
+        ]
+        .into_iter()
+        .take(if is_ready { 1 } else { 2 })
         {
-            let sink = GemmSink::F32 { out: floats_mut(projected, rows)?, operands: Operands::F32 };
-            table.time(linear, weights.operations(rows), || {
-                weights.run(kernels, (&from[..rows * WIDTH], rows, NORM), Activation::Identity, sink, workspace)
-            })?;
-            let from = Rows::dense("projected", &projected[..rows * WIDTH], rows, WIDTH)?;
-            let sink = RowSink::Codes { out: codes_mut(out, rows, WIDTH)?, scale: NORM };
-            table.time("RMS norms, rotary, to codes", 0, || {
-                kernels.rms_norm(from, EPS, &self.attention[which].gain, rotary, sink, workspace)
+            let out = RowSink::Codes { out: codes_mut(out, rows, WIDTH)?, scale: NORM };
+            let to = To::Norm(NormSink { norm: Norm::Rms { eps: EPS, gain, rotary }, out });
+            table.time(name, weights.operations(rows), || {
+                weights.run(kernels, (&from[..rows * WIDTH], rows, NORM), Activation::Identity, to, workspace)
             })?;
         }
-        let sink = GemmSink::Codes { out: codes_mut(value, keys, WIDTH)?, scale: VALUE };
-        let name = if is_self { "self: value to codes" } else { "cross: value to codes" };
-        table.time(name, to_value.operations(keys), || {
-            to_value.run(kernels, (&source[..keys * WIDTH], keys, NORM), Activation::Identity, sink, workspace)
-        })?;
-        let k = Rows::dense("keys", &key[..keys * WIDTH], keys, WIDTH)?;
-        let v = Rows::dense("values", &value[..keys * WIDTH], keys, WIDTH)?;
-        table.time("pack keys and values", 0, || kernels.pack_key_value(k, v, HEADS, packed, workspace))?;
+        if !is_ready {
+            let sink = GemmSink::Codes { out: codes_mut(value, keys, WIDTH)?, scale: VALUE };
+            let name = if is_self { "self: value to codes" } else { "once: text" };
+            table.time(name, to_value.operations(keys), || {
+                let from = (&source[..keys * WIDTH], keys, NORM);
+                to_value.run(kernels, from, Activation::Identity, To::Product(sink), workspace)
+            })?;
+            let k = Rows::dense("keys", &key[..keys * WIDTH], keys, WIDTH)?;
+            let v = Rows::dense("values", &value[..keys * WIDTH], keys, WIDTH)?;
+            let name = if is_self { "self: pack keys and values" } else { "once: text" };
+            table.time(name, 0, || kernels.pack_key_value(k, v, HEADS, packed, workspace))?;
+        }
         let (norm, of_value) = ([NORM; HEADS], [VALUE; HEADS]);
         let scales = AttentionScales { query: &norm, key: &norm, value: &of_value };
         let q = Rows::dense("queries", &query[..tokens * WIDTH], tokens, WIDTH)?;
@@ -344,8 +364,12 @@ impl Block {
         let name = if is_self { "self-attention" } else { "cross-attention" };
         table.time(name, 4 * tokens * keys * WIDTH, || kernels.attention_w8a8(q, packed, scales, sink, workspace))?;
         let sink = GemmSink::Residual { state: floats_mut(&mut self.state, tokens)?, gate, precision: Operands::F16 };
-        table.time("attention out, residual", to_out.operations(tokens), || {
-            to_out.run(kernels, (&input[..tokens * WIDTH], tokens, OUT), Activation::Identity, sink, workspace)
-        })
+        let out = RowSink::Codes { out: codes_mut(query, tokens, WIDTH)?, scale: NORM };
+        let to = To::Both(sink, NormSink { norm: Norm::Layer { eps: EPS, modulation }, out });
+        table.time("attention out, residual, norm", to_out.operations(tokens), || {
+            to_out.run(kernels, (&input[..tokens * WIDTH], tokens, OUT), Activation::Identity, to, workspace)
+        })?;
+        std::mem::swap(input, query);
+        Ok(())
     }
 }

@@ -5,6 +5,7 @@
 //! | operator | method |
 //! |---|---|
 //! | INT8 GEMM with fused epilogue | [`Kernels::gemm_w8a8`] |
+//! | the same with a norm of its rows while they are in the cache | [`Kernels::gemm_w8a8_norm`], [`Kernels::gemm_w8a8_then_norm`] |
 //! | f32 GEMM on tiled INT8 or plain weights | [`Kernels::gemm_f32`] |
 //! | INT8 attention | [`Kernels::pack_key_value`], [`Kernels::attention_w8a8`] |
 //! | f32 attention | [`Kernels::attention_f32`] |
@@ -49,11 +50,12 @@ pub use conv::{CodeFrame, ConvSink, ConvWeights, FilterShape, Frame, Int8ConvWei
 pub use error::KernelError;
 pub use gemm::{
     Activation, ActivationScale, Adapter, Codes, Epilogue, FloatAdapter, FloatEpilogue, FloatWeights, GemmSink,
+    NormSink,
 };
 pub use isa::Isa;
 pub use kernels::Kernels;
 pub use pool::Pool;
 pub use rotary::{RotaryTable, rotary_table};
-pub use rows::{Modulation, Operands, RowSink};
+pub use rows::{Modulation, Norm, Operands, RowSink};
 pub use view::{Rows, RowsMut};
 pub use workspace::Workspace;

@@ -4,11 +4,16 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod norm;
 
-use crate::math::{code, dynamic_scale, exp, lane_sum, largest_magnitude, recip, round_f16, rsqrt};
+#[cfg(feature = "opencl")]
+pub(crate) use norm::check_eps;
+pub use norm::{Modulation, Norm};
+
+use crate::math::{code, dynamic_scale, exp, lane_sum, largest_magnitude, recip, round_f16};
 use crate::multiversion::multiversion;
 use crate::workspace::at_least;
-use crate::{KernelError, Kernels, RotaryTable, Rows, RowsMut, Workspace};
+use crate::{KernelError, Kernels, Rows, RowsMut, Workspace};
 use trefoil_weights::tile::TILE;
 
 /// How operands of a float GEMM are stored.
@@ -43,27 +48,6 @@ pub enum RowSink<'a> {
         out: RowsMut<'a, i8>,
         /// One scale per row.
         scales: &'a mut [f32],
-    },
-}
-
-/// What follows a LayerNorm.
-#[derive(Debug, Clone, Copy)]
-pub enum Modulation<'a> {
-    /// Nothing.
-    None,
-    /// `n·gain + bias`.
-    Affine {
-        /// One per column.
-        gain: &'a [f32],
-        /// One per column.
-        bias: &'a [f32],
-    },
-    /// `n·(1 + scale) + shift` (AdaLN).
-    AdaLn {
-        /// One per column.
-        scale: &'a [f32],
-        /// One per column.
-        shift: &'a [f32],
     },
 }
 
@@ -117,7 +101,7 @@ pub(crate) fn check_vector(
 }
 
 impl<'a> RowSink<'a> {
-    fn check(&mut self, operator: &'static str, rows: usize, columns: usize) -> Result<(), KernelError> {
+    pub(crate) fn check(&mut self, operator: &'static str, rows: usize, columns: usize) -> Result<(), KernelError> {
         let (have, shape) = match self {
             RowSink::F32 { out, .. } => ((out.rows(), out.columns()), out.shape()),
             RowSink::Codes { out, .. } | RowSink::DynamicCodes { out, .. } => {
@@ -149,7 +133,7 @@ impl<'a> RowSink<'a> {
         }
     }
 
-    fn take_rows(&mut self, count: usize) -> RowSink<'a> {
+    pub(crate) fn take_rows(&mut self, count: usize) -> RowSink<'a> {
         match self {
             RowSink::F32 { out, operands } => RowSink::F32 { out: out.take_rows(count), operands: *operands },
             RowSink::Codes { out, scale } => RowSink::Codes { out: out.take_rows(count), scale: *scale },
@@ -208,54 +192,6 @@ multiversion! {
 }
 
 multiversion! {
-    /// `n = (x − mean)·rsqrt(var + eps)`, then the modulation. `per_column` is 1/columns.
-    fn layer_norm_row(values: &[f32], per_column: f32, eps: f32, modulation: Modulation<'_>, out: &mut [f32]) {
-        let mean = lane_sum(values, |x| x) * per_column;
-        let variance = lane_sum(values, |x| (x - mean) * (x - mean)) * per_column;
-        let factor = rsqrt(variance + eps);
-        match modulation {
-            Modulation::None => {
-                for (out, &x) in out.iter_mut().zip(values) {
-                    *out = (x - mean) * factor;
-                }
-            }
-            Modulation::Affine { gain, bias } => {
-                for ((out, &x), (&gain, &bias)) in out.iter_mut().zip(values).zip(gain.iter().zip(bias)) {
-                    *out = ((x - mean) * factor) * gain + bias;
-                }
-            }
-            Modulation::AdaLn { scale, shift } => {
-                for ((out, &x), (&scale, &shift)) in out.iter_mut().zip(values).zip(scale.iter().zip(shift)) {
-                    *out = ((x - mean) * factor) * (1.0 + scale) + shift;
-                }
-            }
-        }
-    }
-}
-
-multiversion! {
-    /// `x·rsqrt(mean(x²) + eps)·gain`.
-    fn rms_norm_row(values: &[f32], per_column: f32, eps: f32, gain: &[f32], out: &mut [f32]) {
-        let factor = rsqrt(lane_sum(values, |x| x * x) * per_column + eps);
-        for ((out, &x), &gain) in out.iter_mut().zip(values).zip(gain) {
-            *out = (x * factor) * gain;
-        }
-    }
-}
-
-multiversion! {
-    /// `(a, b) → (a·cos − b·sin, a·sin + b·cos)` on the adjacent pairs of every head.
-    fn rotate_row(cos: &[f32], sin: &[f32], row: &mut [f32]) {
-        for head in row.chunks_exact_mut(cos.len() * 2) {
-            for ((pair, &cos), &sin) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
-                let [a, b] = *pair;
-                *pair = [a * cos - b * sin, a * sin + b * cos];
-            }
-        }
-    }
-}
-
-multiversion! {
     /// `exp(x − max)/Σ`; the sum is a lane sum, the quotient a product with its reciprocal.
     fn softmax_row(values: &[f32], out: &mut [f32]) {
         let mut largest = [f32::NEG_INFINITY; crate::math::LANES];
@@ -301,124 +237,6 @@ impl Kernels {
         Ok(())
     }
 
-    /// Does `work` on every part, straight from the input to codes; nothing where `sink` takes something else.
-    #[cfg(target_arch = "x86_64")]
-    fn to_codes(
-        &self,
-        (operator, eps): (&'static str, f32),
-        input: Rows<'_, f32>,
-        mut sink: RowSink<'_>,
-        workspace: &mut Workspace,
-        work: impl Fn(&mut avx512::ToCodes<'_, '_>) + Sync,
-    ) -> Result<(), KernelError> {
-        sink.check(operator, input.rows(), input.columns())?;
-        let per_column = 1.0 / input.columns() as f32;
-        self.run_parts(
-            input.rows(),
-            workspace,
-            |count| sink.take_rows(count),
-            |part| {
-                if let RowSink::Codes { out, scale } = &mut part.sink {
-                    let rows = input.part(part.first, part.rows);
-                    let inverse = 1.0 / *scale;
-                    let ahead = avx512::TOGETHER * input.stride();
-                    work(&mut avx512::ToCodes { input: rows, out, per_column, eps, inverse, ahead });
-                }
-            },
-        );
-        Ok(())
-    }
-
-    /// LayerNorm (biased variance) of every row with what follows it, in f32; `eps` is added to the variance.
-    ///
-    /// # Errors
-    /// Shapes that differ, vectors shorter than a row, no columns.
-    pub fn layer_norm(
-        &self,
-        input: Rows<'_, f32>,
-        eps: f32,
-        modulation: Modulation<'_>,
-        sink: RowSink<'_>,
-        workspace: &mut Workspace,
-    ) -> Result<(), KernelError> {
-        let operator = "layer_norm";
-        check_eps(operator, input.columns(), eps)?;
-        match modulation {
-            Modulation::None => {}
-            Modulation::Affine { gain, bias } => {
-                check_vector(operator, ("gain", gain), input.columns())?;
-                check_vector(operator, ("bias", bias), input.columns())?;
-            }
-            Modulation::AdaLn { scale, shift } => {
-                check_vector(operator, ("scale", scale), input.columns())?;
-                check_vector(operator, ("shift", shift), input.columns())?;
-            }
-        }
-        let per_column = 1.0 / input.columns() as f32;
-        #[cfg(target_arch = "x86_64")]
-        if self.isa() == crate::Isa::Avx512Vnni && matches!(sink, RowSink::Codes { .. }) {
-            return self.to_codes((operator, eps), input, sink, workspace, |rows| {
-                // SAFETY: the instruction set was just asked for.
-                unsafe { rows.layer_norm(modulation) }
-            });
-        }
-        self.row_operator(operator, input, sink, workspace, |_, values, out| {
-            layer_norm_row(self.supported(), values, per_column, eps, modulation, out);
-        })
-    }
-
-    /// RMSNorm of every row over all its columns (all heads together), times `gain`, then rotary positions where a table is
-    /// given: row `r` has position `r`.
-    ///
-    /// # Errors
-    /// Shapes that differ, a table with fewer positions than rows or whose heads do not divide a row.
-    pub fn rms_norm(
-        &self,
-        input: Rows<'_, f32>,
-        eps: f32,
-        gain: &[f32],
-        rotary: Option<&RotaryTable>,
-        sink: RowSink<'_>,
-        workspace: &mut Workspace,
-    ) -> Result<(), KernelError> {
-        let operator = "rms_norm";
-        check_eps(operator, input.columns(), eps)?;
-        check_vector(operator, ("gain", gain), input.columns())?;
-        if let Some(table) = rotary {
-            if table.positions < input.rows() || table.pairs == 0 || !input.columns().is_multiple_of(table.pairs * 2) {
-                return Err(KernelError::shapes(
-                    operator,
-                    ("the input", input.shape()),
-                    ("the rotary table", format!("{} positions of {} pairs", table.positions, table.pairs)),
-                    "there must be a position per row, and whole heads in a row",
-                ));
-            }
-            if table.cos.len() < table.positions * table.pairs || table.sin.len() < table.positions * table.pairs {
-                return Err(KernelError::shapes(
-                    operator,
-                    ("the rotary table", format!("{} positions of {} pairs", table.positions, table.pairs)),
-                    ("its entries", format!("{} cosines and {} sines", table.cos.len(), table.sin.len())),
-                    "there must be one of each per position and pair",
-                ));
-            }
-        }
-        let per_column = 1.0 / input.columns() as f32;
-        #[cfg(target_arch = "x86_64")]
-        if self.isa() == crate::Isa::Avx512Vnni && matches!(sink, RowSink::Codes { .. }) && rotary.is_none() {
-            return self.to_codes((operator, eps), input, sink, workspace, |rows| {
-                // SAFETY: the instruction set was just asked for.
-                unsafe { rows.rms_norm(gain) }
-            });
-        }
-        self.row_operator(operator, input, sink, workspace, |row, values, out| {
-            rms_norm_row(self.supported(), values, per_column, eps, gain, out);
-            if let Some(table) = rotary {
-                let (cos, sin) = table.row(row);
-                rotate_row(self.supported(), cos, sin, out);
-            }
-        })
-    }
-
     /// Softmax of every row.
     ///
     /// # Errors
@@ -458,15 +276,4 @@ impl Kernels {
         );
         Ok(())
     }
-}
-
-/// A norm needs columns and a usable `eps`.
-pub(crate) fn check_eps(operator: &'static str, columns: usize, eps: f32) -> Result<(), KernelError> {
-    if columns == 0 {
-        return Err(KernelError::value(operator, "the number of columns", 0, "a norm needs at least one"));
-    }
-    if !(eps.is_normal() && eps > 0.0) {
-        return Err(KernelError::value(operator, "eps", eps, "it must be a normal number above 0"));
-    }
-    Ok(())
 }

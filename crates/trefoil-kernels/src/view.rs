@@ -11,7 +11,6 @@ pub(crate) struct Extent {
 
 impl Extent {
     /// Rows and columns.
-    #[cfg(feature = "opencl")]
     pub(crate) fn new(rows: usize, columns: usize) -> Extent {
         Extent { rows, columns }
     }
@@ -78,6 +77,12 @@ impl<'a, T> Rows<'a, T> {
     /// A view without gaps.
     pub fn dense(what: &'static str, data: &'a [T], rows: usize, columns: usize) -> Result<Rows<'a, T>, KernelError> {
         Rows::new(what, data, rows, columns, columns)
+    }
+
+    /// All of `data`, which is as long as it must be.
+    pub(crate) fn whole(data: &'a [T], rows: usize, columns: usize) -> Rows<'a, T> {
+        assert_eq!(data.len(), rows * columns, "{rows} rows of {columns}");
+        Rows { data, rows, columns, stride: columns }
     }
 
     /// Number of rows.
@@ -158,6 +163,17 @@ impl<'a, T> RowsMut<'a, T> {
         columns: usize,
     ) -> Result<RowsMut<'a, T>, KernelError> {
         RowsMut::new(what, data, rows, columns, columns)
+    }
+
+    /// All of `data`, which is as long as it must be.
+    pub(crate) fn whole(data: &'a mut [T], rows: usize, columns: usize) -> RowsMut<'a, T> {
+        assert_eq!(data.len(), rows * columns, "{rows} rows of {columns}");
+        RowsMut { data, rows, columns, stride: columns }
+    }
+
+    /// The same to read.
+    pub(crate) fn as_rows(&self) -> Rows<'_, T> {
+        Rows { data: self.data, rows: self.rows, columns: self.columns, stride: self.stride }
     }
 
     /// Number of rows.

@@ -5,15 +5,17 @@
 //!   starts from the sums of the keys.
 //! - The queries of a row tile lie in the order in which they are broadcast.
 //! - The largest score of a row is taken while the scores are in registers.
+//! - The codes of a row tile are computed between the products of the scores of the next one, see [`scores`].
 //! - What is one number per row (maximum, α, β, total) is computed for the rows of a tile at once, a row to a lane.
 //! - `O·α + A·β` is computed while `A` is in registers.
 
 #![allow(clippy::wildcard_imports, reason = "the intrinsics of one instruction set")]
 
+use self::scores::{Before, Coding, Keys, OfRows, codes_of_tile, scores_of_tile};
 use super::KEY_BLOCK;
 use super::int8::{Block, LANES, Scratch, TILE_SCORES};
 use crate::kernel::{TILE_ROWS, four};
-use crate::math::{EXP2_FRACTION, MAX_CODE, exp2};
+use crate::math::exp2;
 use std::arch::x86_64::*;
 use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE};
 
@@ -38,6 +40,8 @@ macro_rules! for_each_row {
     }};
 }
 
+mod scores;
+
 /// What a block of keys contributes to the rows of a tile: a number per row.
 #[repr(C, align(64))]
 struct Contribution {
@@ -59,29 +63,93 @@ pub(super) fn run(block: &Block<'_>, scratch: &mut Scratch<'_>) {
     totals[..tiles * LANES].fill(0.0);
     let scores: &mut [i32; TILE_SCORES] = scores.as_mut_array().expect("the scores of a row tile");
     let codes: &mut [i8; TILE_SCORES] = codes.as_mut_array().expect("the codes of a row tile");
+    let mut before: Option<Scored<'_>> = None;
     for key_block in 0..block.key_value.blocks() {
         let valid = block.key_value.valid(key_block);
         let padded = valid.next_multiple_of(TILE);
         assert!((1..=KEY_BLOCK).contains(&valid), "{valid} keys of a block");
         let (keys, values) = block.key_value.head(key_block, block.head);
         let (keys, values) = (&keys[..padded * head_dim], &values[..padded * head_dim]);
-        let offsets = &block.key_value.offsets(key_block, block.head)[..padded];
-        let keys = Keys { codes: keys, offsets, valid, sigma: block.sigma };
+        let keys = Keys { codes: keys, offsets: &block.key_value.offsets(key_block, block.head)[..padded], valid };
         for tile in 0..tiles {
             let query = &query[tile * tile_size..][..tile_size];
-            let state = &mut state[tile * tile_size..][..tile_size];
-            let numbers = tile * LANES..(tile + 1) * LANES;
-            let (maxima, totals) = (&mut maxima[numbers.clone()], &mut totals[numbers]);
             // SAFETY: `block.isa` vouches for the instruction set: `int8` calls this for AVX-512 VNNI only. The slices were cut to the
-            // lengths that the functions ask for.
-            unsafe {
-                let largest = scores_of_tile(&keys, query, scores);
-                let sums = code_tile(&keys, largest, scores, codes);
-                let contribution = update_rows((largest, sums), block.sigma, key_block == 0, maxima, totals);
-                add_values(codes, values, padded, &contribution, state);
+            // lengths that the function asks for.
+            let largest = unsafe { largest_scores(&keys, query, before.as_ref(), scores, codes) };
+            let is_first = key_block == 0;
+            let next = Scored { tile, values, valid, is_first, coding: Coding::new(block.sigma, largest) };
+            if let Some(before) = before.replace(next) {
+                // SAFETY: as above, for the block of keys that `before` says.
+                unsafe { before.add(codes, maxima, totals, state) };
             }
         }
     }
+    if let Some(last) = before {
+        // SAFETY: as above.
+        unsafe {
+            codes_of_tile(last.before(), scores, codes);
+            last.add(codes, maxima, totals, state);
+        }
+    }
+}
+
+/// A row tile with the scores of a block of keys, and what is left to do then.
+struct Scored<'a> {
+    tile: usize,
+    /// The block's, a multiple of 32 keys.
+    values: &'a [i8],
+    /// Keys that are there.
+    valid: usize,
+    /// Whether it is the first block.
+    is_first: bool,
+    coding: Coding,
+}
+
+impl Scored<'_> {
+    fn before(&self) -> Before<'_> {
+        Before { coding: &self.coding, valid: self.valid }
+    }
+
+    /// Adds the block to `O` and `l` of the tile, whose codes are there now.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 VNNI; maxima, totals and state are those of all tiles, for heads of a multiple of 32 columns, and the values
+    /// those of the block of keys.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn add(&self, codes: &[i8; TILE_SCORES], maxima: &mut [i32], totals: &mut [f32], state: &mut [f32]) {
+        let padded = self.valid.next_multiple_of(TILE);
+        let size = self.values.len() / padded * TILE_ROWS;
+        let numbers = self.tile * LANES..(self.tile + 1) * LANES;
+        let sums = sum_codes(codes, self.valid);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let of_block = _mm512_loadu_si512(self.coding.largest.0.as_ptr().cast());
+            let (maxima, totals) = (&mut maxima[numbers.clone()], &mut totals[numbers]);
+            let contribution = update_rows((of_block, sums), self.coding.sigma, self.is_first, maxima, totals);
+            add_values(codes, self.values, padded, &contribution, &mut state[self.tile * size..][..size]);
+        }
+    }
+}
+
+/// [`scores_of_tile`] with one number per row: the largest of its scores.
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn largest_scores(
+    keys: &Keys<'_>,
+    query: &[i8],
+    before: Option<&Scored<'_>>,
+    scores: &mut [i32; TILE_SCORES],
+    codes: &mut [i8; TILE_SCORES],
+) -> OfRows<i32> {
+    let mut largest = OfRows([0; LANES]);
+    // SAFETY: the caller's promise; a number per lane.
+    unsafe {
+        let of_lanes = scores_of_tile(keys, query, before.map(Scored::before), scores, codes);
+        _mm512_storeu_si512(largest.0.as_mut_ptr().cast(), fold_rows::<MAXIMUM>(&of_lanes));
+    }
+    largest
 }
 
 /// Four codes of a row after the other rows' same four.
@@ -99,156 +167,22 @@ fn pack_queries(block: &Block<'_>, packed: &mut [i8]) {
     }
 }
 
-/// A block of keys of a head.
-struct Keys<'a> {
-    /// head_dim × keys in tile order; the keys a multiple of 32.
-    codes: &'a [i8],
-    /// `−128·Σ k` per key.
-    offsets: &'a [i32],
-    /// Keys that are there, above 0; the others are padding.
-    valid: usize,
-    sigma: f32,
-}
-
-impl Keys<'_> {
-    /// A bit for each of 32 keys from `first` on that is there.
-    fn present(&self, first: usize) -> u32 {
-        if self.valid - first >= TILE { u32::MAX } else { (1 << (self.valid - first)) - 1 }
-    }
-}
-
-/// Scores of a row tile, and the largest of each row, a row to a lane.
-///
-/// # Safety
-/// The processor has AVX-512 VNNI, `query` has [`TILE_ROWS`] × head_dim codes, head_dim a multiple of 32, and `keys` as many
-/// keys as it says, of head_dim codes.
+/// The sum of the first `valid` codes of each row, a row to a lane.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn scores_of_tile(keys: &Keys<'_>, query: &[i8], scores: &mut [i32; TILE_SCORES]) -> __m512i {
-    let head_dim = query.len() / TILE_ROWS;
-    let mut largest = [_mm512_set1_epi32(i32::MIN); TILE_ROWS];
-    for first in (0..keys.valid).step_by(TILE) {
-        let present = keys.present(first);
-        let mut column = keys.codes[first * head_dim..].as_ptr();
-        let mut query = query.as_ptr();
-        let offsets = keys.offsets[first..][..TILE].as_ptr();
-        // SAFETY: 32 offsets.
-        let start = unsafe { [_mm512_loadu_si512(offsets.cast()), _mm512_loadu_si512(offsets.add(LANES).cast())] };
-        let mut sums = [start; TILE_ROWS];
-        for _ in 0..head_dim / TILE {
-            for _ in 0..STEP {
-                // SAFETY: the caller's promise: head_dim/4 groups of keys and of queries.
-                let (low, high) = unsafe {
-                    (_mm512_loadu_si512(column.cast()), _mm512_loadu_si512(column.add(GROUP_BYTES / 2).cast()))
-                };
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: as above; a group has four codes of every row.
-                    let codes = _mm512_set1_epi32(unsafe { four(query.add(row * GROUP)) });
-                    sums[0] = _mm512_dpbusd_epi32(sums[0], codes, low);
-                    sums[1] = _mm512_dpbusd_epi32(sums[1], codes, high);
-                }
-                column = column.wrapping_add(GROUP_BYTES);
-                query = query.wrapping_add(TILE_GROUP);
-            }
-        }
-        let scores = scores[first..][..TILE_SCORES - KEY_BLOCK + TILE].as_mut_ptr();
-        if present == u32::MAX {
-            for_each_row!(ROW => {
-                let [low, high] = sums[ROW];
-                largest[ROW] = _mm512_max_epi32(largest[ROW], _mm512_max_epi32(low, high));
-                // SAFETY: 32 scores of each row.
-                unsafe { store_row(scores.add(ROW * KEY_BLOCK), sums[ROW]) };
-            });
-        } else {
-            let (low, high) = (present as u16, (present >> LANES) as u16);
-            for_each_row!(ROW => {
-                largest[ROW] = _mm512_mask_max_epi32(largest[ROW], low, largest[ROW], sums[ROW][0]);
-                largest[ROW] = _mm512_mask_max_epi32(largest[ROW], high, largest[ROW], sums[ROW][1]);
-                // SAFETY: as above.
-                unsafe { store_row(scores.add(ROW * KEY_BLOCK), sums[ROW]) };
-            });
-        }
-    }
-    fold_rows::<MAXIMUM>(&largest)
-}
-
-/// The codes of all scores of a tile, 0 where there is no key; their sum for each row, a row to a lane.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn code_tile(keys: &Keys<'_>, largest: __m512i, scores: &[i32; TILE_SCORES], codes: &mut [i8; TILE_SCORES]) -> __m512i {
-    let mut of_rows = [0i32; LANES];
-    // SAFETY: a number per lane.
-    unsafe { _mm512_storeu_si512(of_rows.as_mut_ptr().cast(), largest) };
+fn sum_codes(codes: &[i8; TILE_SCORES], valid: usize) -> __m512i {
+    let (chunks, _) = codes.as_chunks::<CHUNK>();
     let mut sums = [_mm512_setzero_si512(); TILE_ROWS];
-    let (scores, _) = scores.as_chunks::<CHUNK>();
-    let (codes, _) = codes.as_chunks_mut::<CHUNK>();
-    for (row, (sum, &largest)) in sums.iter_mut().zip(&of_rows).enumerate() {
-        let largest = _mm512_set1_epi32(largest);
-        let mut of_row = _mm512_setzero_si512();
-        for chunk in 0..keys.valid.div_ceil(CHUNK) {
-            let left = keys.valid - chunk * CHUNK;
-            let at = row * (KEY_BLOCK / CHUNK) + chunk;
-            let bytes = code_chunk(&scores[at], largest, keys.sigma);
-            let bytes = if left >= CHUNK { bytes } else { _mm512_maskz_mov_epi8((1 << left) - 1, bytes) };
-            of_row = _mm512_dpbusd_epi32(of_row, bytes, _mm512_set1_epi8(1));
+    for chunk in 0..valid.div_ceil(CHUNK) {
+        let left = valid - chunk * CHUNK;
+        let present = if left >= CHUNK { u64::MAX } else { (1 << left) - 1 };
+        for_each_row!(ROW => {
+            let codes = chunks[ROW * (KEY_BLOCK / CHUNK) + chunk].as_ptr();
             // SAFETY: a chunk of codes.
-            unsafe { _mm512_storeu_si512(codes[at].as_mut_ptr().cast(), bytes) };
-        }
-        *sum = of_row;
+            let codes = unsafe { _mm512_maskz_loadu_epi8(present, codes) };
+            sums[ROW] = _mm512_dpbusd_epi32(sums[ROW], codes, _mm512_set1_epi8(1));
+        });
     }
     fold_rows::<SUM>(&sums)
-}
-
-/// Registers of 32-bit numbers whose codes fill one.
-const VECTORS: usize = CHUNK / LANES;
-
-/// [`crate::math::exp2_code`] of 64 scores of a row: the same additions and products, with two shorter ways.
-///
-/// - `f = x − round(x)` is one instruction.
-/// - `2ⁿ` is multiplied by an instruction that takes any n, so nothing needs a bound. It comes after the factor 127, which changes no
-///   bit of a number that is not tiny, and tiny ones have code 0.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn code_chunk(scores: &[i32; CHUNK], largest: __m512i, sigma: f32) -> __m512i {
-    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    let mut x = [_mm512_setzero_ps(); VECTORS];
-    for (at, x) in x.iter_mut().enumerate() {
-        // SAFETY: a chunk of scores.
-        let scores = unsafe { _mm512_loadu_si512(scores.as_ptr().add(at * LANES).cast()) };
-        *x = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(scores, largest)), _mm512_set1_ps(sigma));
-    }
-    let mut f = x;
-    for f in &mut f {
-        *f = _mm512_reduce_ps::<NEAREST>(*f);
-    }
-    let [highest, rest @ ..] = EXP2_FRACTION;
-    let mut p = [_mm512_set1_ps(highest); VECTORS];
-    for coefficient in rest {
-        for (p, &f) in p.iter_mut().zip(&f) {
-            *p = _mm512_add_ps(_mm512_mul_ps(*p, f), _mm512_set1_ps(coefficient));
-        }
-    }
-    let mut values = [_mm512_setzero_si512(); VECTORS];
-    for (value, ((&p, &x), &f)) in values.iter_mut().zip(p.iter().zip(&x).zip(&f)) {
-        let scaled = _mm512_scalef_ps(_mm512_mul_ps(p, _mm512_set1_ps(MAX_CODE)), _mm512_sub_ps(x, f));
-        *value = _mm512_cvt_roundps_epi32::<NEAREST>(scaled);
-    }
-    let [zeroth, second, third, fourth] = values;
-    // Four keys of each register side by side, then in order. What is no number saturates to 0.
-    let mixed = _mm512_packus_epi16(_mm512_packs_epi32(zeroth, second), _mm512_packs_epi32(third, fourth));
-    _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), mixed)
-}
-
-/// 32 scores.
-///
-/// # Safety
-/// There is room for them from `at` on.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn store_row(at: *mut i32, [low, high]: [__m512i; 2]) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        _mm512_storeu_si512(at.cast(), low);
-        _mm512_storeu_si512(at.add(LANES).cast(), high);
-    }
 }
 
 /// What the block of keys contributes to each row, given its largest scores and sums of codes; updates running maxima and totals.
@@ -377,33 +311,6 @@ unsafe fn add_values(
 mod tests {
     use super::*;
     use crate::Isa;
-    use crate::math::exp2_code;
-
-    #[test]
-    fn codes_are_those_of_the_formula() {
-        if !Isa::Avx512Vnni.is_available() {
-            eprintln!("skipped: no AVX-512 VNNI");
-            return;
-        }
-        let steps: Vec<i32> = (0..1 << 24).step_by(if cfg!(miri) { 99_991 } else { 61 }).chain(0..1024).collect();
-        // From all differences alike to only the largest counting, and past what a float holds.
-        for sigma in [1e-30, 1.3e-4, 0.003, 0.11, 1.0, 7.7, 1e30, 3e38] {
-            for differences in steps.chunks(CHUNK) {
-                let (mut scores, mut got) = ([0i32; CHUNK], [0i8; CHUNK]);
-                for (score, difference) in scores.iter_mut().zip(differences) {
-                    *score = 5 - difference;
-                }
-                // SAFETY: the processor has the instruction set; room for 64 codes.
-                unsafe {
-                    let codes = code_chunk(&scores, _mm512_set1_epi32(5), sigma);
-                    _mm512_storeu_si512(got.as_mut_ptr().cast(), codes);
-                }
-                for (score, got) in scores.into_iter().zip(got) {
-                    assert_eq!(i32::from(got), exp2_code((score - 5) as f32 * sigma), "{} · {sigma:e}", score - 5);
-                }
-            }
-        }
-    }
 
     #[test]
     fn rows_are_folded_to_lanes() {

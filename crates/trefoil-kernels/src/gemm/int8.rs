@@ -33,28 +33,8 @@ impl Kernels {
         workspace: &mut Workspace,
     ) -> Result<(), KernelError> {
         let operator = "gemm_w8a8";
-        let (d_in, d_out) = (weights.shape.d_in, weights.shape.d_out);
-        check_inner(operator, input.codes.shape(), input.codes.columns(), (d_in, d_out))?;
-        check_activations(operator, input)?;
-        check_tiled(operator, weights)?;
-        if let Some(bias) = epilogue.bias {
-            check_vector(operator, ("bias", bias), d_out)?;
-        }
-        if let Some(adapter) = &epilogue.adapter {
-            let hidden = &adapter.hidden.codes;
-            check_inner(operator, hidden.shape(), hidden.columns(), (adapter.up.shape.d_in, adapter.up.shape.d_out))?;
-            check_activations(operator, &adapter.hidden)?;
-            check_tiled(operator, &adapter.up)?;
-            if hidden.rows() != input.codes.rows() || adapter.up.shape.d_out != d_out {
-                return Err(KernelError::shapes(
-                    operator,
-                    ("the adapter", format!("{}×{}", hidden.rows(), adapter.up.shape.d_out)),
-                    ("the product", format!("{}×{d_out}", input.codes.rows())),
-                    "they must have the same shape",
-                ));
-            }
-        }
-        sink.check(operator, input.codes.rows(), d_out)?;
+        check_product(operator, input, weights, epilogue)?;
+        sink.check(operator, input.codes.rows(), weights.shape.d_out)?;
         self.run_parts(
             input.codes.rows(),
             workspace,
@@ -75,19 +55,50 @@ impl Kernels {
     }
 }
 
+/// Whether input, weights and epilogue of a product fit each other.
+pub(super) fn check_product(
+    operator: &'static str,
+    input: &Codes<'_>,
+    weights: &TiledView<'_>,
+    epilogue: &Epilogue<'_>,
+) -> Result<(), KernelError> {
+    let (d_in, d_out) = (weights.shape.d_in, weights.shape.d_out);
+    check_inner(operator, input.codes.shape(), input.codes.columns(), (d_in, d_out))?;
+    check_activations(operator, input)?;
+    check_tiled(operator, weights)?;
+    if let Some(bias) = epilogue.bias {
+        check_vector(operator, ("bias", bias), d_out)?;
+    }
+    if let Some(adapter) = &epilogue.adapter {
+        let hidden = &adapter.hidden.codes;
+        check_inner(operator, hidden.shape(), hidden.columns(), (adapter.up.shape.d_in, adapter.up.shape.d_out))?;
+        check_activations(operator, &adapter.hidden)?;
+        check_tiled(operator, &adapter.up)?;
+        if hidden.rows() != input.codes.rows() || adapter.up.shape.d_out != d_out {
+            return Err(KernelError::shapes(
+                operator,
+                ("the adapter", format!("{}×{}", hidden.rows(), adapter.up.shape.d_out)),
+                ("the product", format!("{}×{d_out}", input.codes.rows())),
+                "they must have the same shape",
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// One thread's part of a GEMM.
-struct Gemm<'a> {
-    isa: Supported,
-    input: Codes<'a>,
-    weights: TiledView<'a>,
-    epilogue: Epilogue<'a>,
+pub(super) struct Gemm<'a> {
+    pub(super) isa: Supported,
+    pub(super) input: Codes<'a>,
+    pub(super) weights: TiledView<'a>,
+    pub(super) epilogue: Epilogue<'a>,
     /// First row of the part in the input; the sink starts there.
-    first: usize,
-    rows: usize,
+    pub(super) first: usize,
+    pub(super) rows: usize,
 }
 
 impl Gemm<'_> {
-    fn run(&self, sink: &mut GemmSink<'_>, sums: &mut Vec<i32>) {
+    pub(super) fn run(&self, sink: &mut GemmSink<'_>, sums: &mut Vec<i32>) {
         let shape = self.weights.shape;
         let block = row_block(shape.padded_in(), MOST_ROWS);
         let sums = at_least(sums, 2 * MOST_ROWS);

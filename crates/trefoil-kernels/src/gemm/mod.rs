@@ -5,6 +5,9 @@ mod avx512;
 mod epilogue;
 mod float;
 mod int8;
+mod normed;
+
+pub use normed::NormSink;
 
 use crate::rows::{Operands, check_codes, check_vector};
 use crate::view::Extent;

@@ -1,12 +1,12 @@
-//! Norms to codes on AVX-512: the numbers of the generic ones. Sums of several rows are taken together, because one alone waits for its
-//! own chain of additions, and a row goes to codes without a detour through memory.
+//! Norms to codes on AVX-512, with rotary positions where there are some: the numbers of the generic ones. Sums of several rows are taken
+//! together, because one alone waits for its own chain of additions, and a row goes to codes without a detour through memory.
 
 #![allow(clippy::wildcard_imports, reason = "the intrinsics of one instruction set")]
 
 use super::Modulation;
 use crate::math::vectors::codes;
 use crate::math::{LANES, rsqrt};
-use crate::{Rows, RowsMut};
+use crate::{RotaryTable, Rows, RowsMut};
 use std::arch::x86_64::*;
 use trefoil_weights::tile::TILE;
 
@@ -16,6 +16,8 @@ pub(super) const TOGETHER: usize = 4;
 /// Rows of a part and where their codes go.
 pub(super) struct ToCodes<'r, 'a> {
     pub(super) input: Rows<'r, f32>,
+    /// The number of its first row, which is its position.
+    pub(super) first: usize,
     pub(super) out: &'r mut RowsMut<'a, i8>,
     pub(super) per_column: f32,
     pub(super) eps: f32,
@@ -70,6 +72,45 @@ impl<'r> ToCodes<'r, '_> {
                 self.store(first + offset, values, |x, at, present| {
                     _mm512_mul_ps(_mm512_mul_ps(x, factor), load(gain, at, present))
                 });
+            }
+        }
+    }
+
+    /// RMSNorm with positions, whose pairs fill registers.
+    ///
+    /// # Safety
+    /// As [`ToCodes::layer_norm`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) unsafe fn rms_norm_rotary(&mut self, gain: &[f32], table: &RotaryTable) {
+        let head = 2 * table.pairs;
+        debug_assert!(
+            head.is_multiple_of(LANES) && self.input.columns().is_multiple_of(head),
+            "heads of {head} columns"
+        );
+        let (inverse, ahead) = (_mm512_set1_ps(self.inverse), self.ahead);
+        for first in (0..self.input.rows()).step_by(TOGETHER) {
+            let rows = self.rows(first);
+            for (offset, (values, factor)) in rows.into_iter().zip(self.rms_factors(rows)).enumerate() {
+                let row = (first + offset).min(self.input.rows() - 1);
+                let factor = _mm512_set1_ps(factor);
+                let (cos, sin) = table.row(self.first + row);
+                let out = self.out.row_and_gap(row);
+                // The same angles of all heads, one after the other.
+                for lane in (0..head).step_by(LANES) {
+                    let (cos, sin) = (twice(cos, lane / 2), twice(sin, lane / 2));
+                    // a·cos − b·sin is a·cos + b·(−sin): minus in the first of a pair.
+                    let sin = _mm512_xor_ps(sin, _mm512_castsi512_ps(_mm512_set1_epi64(1 << 31)));
+                    for at in (lane..values.len()).step_by(head) {
+                        ask_for(values, at + ahead);
+                        let normal = _mm512_mul_ps(_mm512_mul_ps(whole(values, at), factor), whole(gain, at));
+                        let others = _mm512_permute_ps::<0b10_11_00_01>(normal);
+                        let turned = _mm512_add_ps(_mm512_mul_ps(normal, cos), _mm512_mul_ps(others, sin));
+                        let codes = _mm512_cvtepi32_epi8(codes(turned, inverse));
+                        // SAFETY: sixteen codes.
+                        unsafe { _mm_storeu_si128(out[at..][..LANES].as_mut_ptr().cast(), codes) };
+                    }
+                }
+                self.clear_padding(row);
             }
         }
     }
@@ -178,4 +219,14 @@ fn load(values: &[f32], at: usize, present: __mmask16) -> __m512 {
 fn whole(values: &[f32], at: usize) -> __m512 {
     // SAFETY: sixteen values.
     unsafe { _mm512_loadu_ps(values[at..][..LANES].as_ptr()) }
+}
+
+/// Eight values from `at` on, each twice.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn twice(values: &[f32], at: usize) -> __m512 {
+    // SAFETY: eight values.
+    let eight = unsafe { _mm256_loadu_ps(values[at..][..LANES / 2].as_ptr()) };
+    let order = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    _mm512_permutexvar_ps(order, _mm512_castps256_ps512(eight))
 }

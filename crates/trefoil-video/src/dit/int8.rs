@@ -7,7 +7,7 @@ use crate::model::views::tiled;
 use crate::model::{AttentionView, BlockView, LinearView};
 use trefoil_kernels::{
     Activation, ActivationScale, Adapter, AttentionScales, AttentionSink, Codes, Epilogue, GemmSink, Kernels,
-    Modulation, Operands, PackedKeyValue, RowSink, Rows, Workspace,
+    Modulation, Norm, NormSink, Operands, PackedKeyValue, RowSink, Rows, Workspace,
 };
 
 /// Scratch of the `w8a8` path; grows on first use, then allocates nothing.
@@ -16,7 +16,6 @@ pub struct Int8Blocks {
     workspace: Workspace,
     packed: PackedKeyValue,
     modulation: Vec<f32>,
-    projected: Vec<f32>,
     input: Vec<i8>,
     query: Vec<i8>,
     key: Vec<i8>,
@@ -69,7 +68,7 @@ impl Int8Blocks {
     pub fn bytes(&self) -> usize {
         let codes =
             [&self.input, &self.query, &self.key, &self.value, &self.context, &self.middle, &self.low_rank.codes];
-        let floats = [&self.modulation, &self.projected, &self.low_rank.floats, &self.low_rank.scales];
+        let floats = [&self.modulation, &self.low_rank.floats, &self.low_rank.scales];
         self.workspace.bytes()
             + self.packed.bytes()
             + codes.iter().map(|buffer| buffer.capacity()).sum::<usize>()
@@ -99,12 +98,11 @@ impl Int8Blocks {
         let [self_attention, cross_attention] = &block.attention;
         // Self-attention.
         let adaptive = Modulation::AdaLn { scale: row(1), shift: row(0) };
-        self.norm(&run, state, tokens, adaptive, Site::SelfIn)?;
+        self.norm(&run, state, adaptive, Site::SelfIn)?;
         self.attend(&run, self_attention, (tokens, None), conditions, &SELF_SITES)?;
-        self.add(&run, &self_attention.out, (tokens, Site::SelfOut), Some(row(2)), state)?;
-        // Cross-attention.
         let affine = Modulation::Affine { gain: block.norm_gain, bias: block.norm_bias };
-        self.norm(&run, state, tokens, affine, Site::CrossIn)?;
+        self.add(&run, &self_attention.out, (Site::SelfOut, Some(row(2))), state, (affine, Site::CrossIn))?;
+        // Cross-attention.
         if !text.is_ready {
             let context = grown(&mut self.context, conditions.text * padded(width));
             let out = codes_mut("the context", context, conditions.text, width)?;
@@ -113,36 +111,31 @@ impl Int8Blocks {
             kernels.quantise(values, sink, &mut self.workspace)?;
         }
         self.attend(&run, cross_attention, (tokens, Some(text)), conditions, &CROSS_SITES)?;
-        self.add(&run, &cross_attention.out, (tokens, Site::CrossOut), None, state)?;
+        let adaptive = Modulation::AdaLn { scale: row(4), shift: row(3) };
+        self.add(&run, &cross_attention.out, (Site::CrossOut, None), state, (adaptive, Site::FfnIn))?;
         // Feed-forward, a run of rows at a time.
         let [first, second] = &block.ffn;
         let ffn = first.bias.len();
-        for state in state.chunks_mut(ffn_rows(tokens) * width) {
+        let most = ffn_rows(tokens);
+        let Int8Blocks { workspace, input, middle, low_rank, .. } = self;
+        for (state, input) in state.chunks_mut(most * width).zip(input.chunks(most * padded(width))) {
             let rows = state.len() / width;
-            self.norm(&run, state, rows, Modulation::AdaLn { scale: row(4), shift: row(3) }, Site::FfnIn)?;
-            let Int8Blocks { workspace, input, middle, low_rank, .. } = self;
             let middle = grown(middle, rows * padded(ffn));
             let out = codes_mut("the middle", middle, rows, ffn)?;
             let sink = GemmSink::Codes { out, scale: scales.get(Site::FfnMiddle) };
             let from = run.codes(input, rows, width, Site::FfnIn)?;
-            run.linear(&from, first, Activation::GeluTanh, sink, low_rank, workspace)?;
+            run.linear(&from, first, Activation::GeluTanh, To::Product(sink), low_rank, workspace)?;
             let from = run.codes(middle, rows, ffn, Site::FfnMiddle)?;
             let sink = residual(state, rows, width, Some(row(5)))?;
-            run.linear(&from, second, Activation::Identity, sink, low_rank, workspace)?;
+            run.linear(&from, second, Activation::Identity, To::Product(sink), low_rank, workspace)?;
         }
         self.modulation = modulation;
         Ok(())
     }
 
     /// `self.input ← codes of norm(state)`.
-    fn norm(
-        &mut self,
-        run: &Run<'_>,
-        state: &[f32],
-        rows: usize,
-        modulation: Modulation<'_>,
-        site: Site,
-    ) -> Result<(), VideoError> {
+    fn norm(&mut self, run: &Run<'_>, state: &[f32], modulation: Modulation<'_>, site: Site) -> Result<(), VideoError> {
+        let rows = state.len() / run.width;
         let input = grown(&mut self.input, rows * padded(run.width));
         let out = codes_mut("the norm", input, rows, run.width)?;
         let sink = RowSink::Codes { out, scale: run.scales.get(site) };
@@ -159,8 +152,7 @@ impl Int8Blocks {
         conditions: &Conditions<'_>,
         sites: &Sites,
     ) -> Result<(), VideoError> {
-        let Int8Blocks { workspace, packed, projected, input, query, key, value, context, low_rank, of_heads, .. } =
-            self;
+        let Int8Blocks { workspace, packed, input, query, key, value, context, low_rank, of_heads, .. } = self;
         let width = run.width;
         let source: &[i8] = if text.is_none() { input } else { context };
         let rotary = text.is_none().then_some(conditions.rotary);
@@ -173,7 +165,6 @@ impl Int8Blocks {
         let projections = if *is_ready { 1 } else { 2 };
         let [query_site, key_site, value_site] = sites.operands;
         let [query_input, other_input] = sites.inputs;
-        let projected = grown(projected, tokens.max(keys) * width);
         let query = grown(query, tokens * padded(width));
         let (key, value) = (grown(key, keys * padded(width)), grown(value, keys * padded(width)));
         for (linear, gain, from, from_site, rows, out, site) in [
@@ -183,20 +174,17 @@ impl Int8Blocks {
         .into_iter()
         .take(projections)
         {
-            let out_rows = &mut projected[..rows * width];
-            let sink =
-                GemmSink::F32 { out: floats_mut("the projection", out_rows, rows, width)?, operands: Operands::F32 };
+            let out = RowSink::Codes { out: codes_mut("the norm", out, rows, width)?, scale: run.scales.get(site) };
+            let norm = Norm::Rms { eps: run.eps, gain, rotary };
             let from = run.codes(from, rows, width, from_site)?;
-            run.linear(&from, linear, Activation::Identity, sink, low_rank, workspace)?;
-            let sink = RowSink::Codes { out: codes_mut("the norm", out, rows, width)?, scale: run.scales.get(site) };
-            let from = floats("the projection", projected, rows, width)?;
-            run.kernels.rms_norm(from, run.eps, gain, rotary, sink, workspace)?;
+            let to = To::Norm(NormSink { norm, out });
+            run.linear(&from, linear, Activation::Identity, to, low_rank, workspace)?;
         }
         if !*is_ready {
             let out = codes_mut("the values", value, keys, width)?;
             let sink = GemmSink::Codes { out, scale: run.scales.get(value_site) };
             let from = run.codes(source, keys, width, other_input)?;
-            run.linear(&from, &attention.value, Activation::Identity, sink, low_rank, workspace)?;
+            run.linear(&from, &attention.value, Activation::Identity, To::Product(sink), low_rank, workspace)?;
             let (k, v) = (codes("the keys", key, keys, width)?, codes("the values", value, keys, width)?);
             run.kernels.pack_key_value(k, v, run.heads, packed, workspace)?;
             *is_ready = true;
@@ -214,19 +202,35 @@ impl Int8Blocks {
         Ok(run.kernels.attention_w8a8(q, packed, scales, sink, workspace)?)
     }
 
-    /// `state += gate·linear(self.input)`, kept in FP16 precision.
+    /// `state += gate·linear(self.input)`, kept in FP16 precision, and `self.input ← codes of norm(state)` for what follows.
     fn add(
         &mut self,
         run: &Run<'_>,
         linear: &LinearView<'_>,
-        (tokens, site): (usize, Site),
-        gate: Option<&[f32]>,
+        (site, gate): (Site, Option<&[f32]>),
         state: &mut [f32],
+        (modulation, next): (Modulation<'_>, Site),
     ) -> Result<(), VideoError> {
+        let tokens = state.len() / run.width;
+        let Int8Blocks { workspace, input, query, low_rank, .. } = self;
         let sink = residual(state, tokens, run.width, gate)?;
-        let from = run.codes(&self.input, tokens, run.width, site)?;
-        run.linear(&from, linear, Activation::Identity, sink, &mut self.low_rank, &mut self.workspace)
+        // The queries are no longer needed, and the product still reads the input.
+        let codes = grown(query, tokens * padded(run.width));
+        let out = RowSink::Codes { out: codes_mut("the norm", codes, tokens, run.width)?, scale: run.scales.get(next) };
+        let norm = NormSink { norm: Norm::Layer { eps: run.eps, modulation }, out };
+        let from = run.codes(input, tokens, run.width, site)?;
+        run.linear(&from, linear, Activation::Identity, To::Both(sink, norm), low_rank, workspace)?;
+        std::mem::swap(input, query);
+        Ok(())
     }
+}
+
+/// Where the product of a linear layer goes.
+enum To<'a> {
+    Product(GemmSink<'a>),
+    /// To a norm of it only.
+    Norm(NormSink<'a>),
+    Both(GemmSink<'a>, NormSink<'a>),
 }
 
 fn residual<'a>(
@@ -249,7 +253,7 @@ impl Run<'_> {
         input: &Codes<'_>,
         linear: &LinearView<'_>,
         activation: Activation,
-        sink: GemmSink<'_>,
+        to: To<'_>,
         low_rank: &mut LowRank,
         workspace: &mut Workspace,
     ) -> Result<(), VideoError> {
@@ -270,6 +274,14 @@ impl Run<'_> {
             };
             epilogue.adapter = Some(Adapter { hidden, up: tiled(&adapter.up)?, factor: adapter.factor });
         }
-        Ok(self.kernels.gemm_w8a8(input, &tiled(&linear.weights)?, &epilogue, sink, workspace)?)
+        let weights = tiled(&linear.weights)?;
+        match to {
+            To::Product(sink) => self.kernels.gemm_w8a8(input, &weights, &epilogue, sink, workspace)?,
+            To::Norm(norm) => self.kernels.gemm_w8a8_norm(input, &weights, &epilogue, norm, workspace)?,
+            To::Both(sink, norm) => {
+                self.kernels.gemm_w8a8_then_norm(input, &weights, &epilogue, sink, norm, workspace)?;
+            }
+        }
+        Ok(())
     }
 }
