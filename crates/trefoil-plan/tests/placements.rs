@@ -7,6 +7,7 @@ use support::certified::{bound_refused, has, paper, proof, refused, value};
 use trefoil_check::{CheckError, check};
 use trefoil_core::Objective;
 use trefoil_plan::generate::{GraphSpec, Shape, instance};
+use trefoil_plan::testing::{ProfileBuilder, graph};
 use trefoil_plan::{Budget, PlanOptions, PlanRequest, plan_several, plan_with};
 
 fn quick() -> PlanOptions {
@@ -57,6 +58,32 @@ fn placements_close_gaps_and_are_never_above_a_plan() {
         }
     }
     assert!(certified == 48 && stated >= 8 && gained >= 4, "{stated} of {certified} state placements, {gained} gain");
+}
+
+/// What no plan takes less than bounds those that run one segment after another: transfers that their own bound leaves out.
+#[test]
+fn serial_plans_are_bounded_by_what_bounds_every_plan() {
+    let graph = graph(&[8; 4], &[(0, 1), (0, 2), (1, 3), (2, 3)]);
+    let builder = ProfileBuilder::new(&graph)
+        .cpus(2)
+        .operators(0, &[Some(1.0), Some(9.0), Some(9.0), Some(1.0)])
+        .operators(1, &[Some(9.0), Some(1.0), Some(1.0), Some(9.0)])
+        .transfers(&[(0, 3.0)])
+        .watts(0, 1.0)
+        .watts(1, 1.0);
+    let profile = [value(&builder.profile)];
+    for method in ["interval", "single:a:CPU"] {
+        let request = PlanRequest::new(&builder.profile, &graph);
+        let plan = plan_with(method, &request, &quick()).unwrap();
+        let certificate = paper(std::slice::from_ref(&request), &plan);
+        assert_eq!(certificate["claim"]["rule"], "busy-sum");
+        let verdict = check(&certificate, &profile).unwrap();
+        // 1 + 3 + 1 + 3 + 1 on the longest path, where operators alone sum up to 4.
+        assert!(verdict.bound.unwrap() >= 9.0 - 1e-6 && has(&verdict, "path"), "{verdict:?}");
+        assert!(verdict.bound.unwrap() <= plan.model_bound.unwrap() * (1.0 + 1e-6), "{verdict:?}");
+        // Of energy they say nothing.
+        refused(&certificate, &profile, "another objective", |paper| paper["objective"] = json!("energy"));
+    }
 }
 
 #[test]
