@@ -171,6 +171,15 @@ impl<'a, T> RowsMut<'a, T> {
         RowsMut { data, rows, columns, stride: columns }
     }
 
+    /// Where row `first` starts, and the stride: `rows` whole rows are writable there.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn origin(&mut self, first: usize, rows: usize) -> (*mut T, usize) {
+        let need = rows.saturating_sub(1) * self.stride + self.columns;
+        let rows = &mut self.data[first * self.stride..];
+        assert!(rows.len() >= need, "rows of {} columns at a stride of {}", self.columns, self.stride);
+        (rows.as_mut_ptr(), self.stride)
+    }
+
     /// The same to read.
     pub(crate) fn as_rows(&self) -> Rows<'_, T> {
         Rows { data: self.data, rows: self.rows, columns: self.columns, stride: self.stride }

@@ -197,6 +197,70 @@ proptest! {
     }
 }
 
+/// Long reductions over whole tile columns have a way of their own, in which a tile finishes the one before: more than one column and block
+/// of rows, a last tile of a few rows, every activation and destination.
+#[test]
+fn long_products_are_the_formula_bit_for_bit() {
+    for (rows, d_in, tiles, activation, seed) in [
+        (12, 768, 1, Activation::Identity, 1),
+        (31, 801, 3, Activation::Identity, 2),
+        (25, 790, 2, Activation::GeluTanh, 3),
+        (24, 768, 2, Activation::Silu, 4),
+        (260, 3000, 2, Activation::GeluTanh, 5),
+        (260, 3000, 2, Activation::Identity, 6),
+    ] {
+        let d_out = tiles * 32;
+        let mut random = Random::new(seed);
+        let weights = tiled(&random.normals(d_in * d_out, 0.1), d_in, d_out);
+        let stride = d_in.next_multiple_of(32);
+        let codes = random.codes(rows * stride);
+        let [bias, gate] = [(); 2].map(|()| random.normals(d_out, 1.0));
+        let state = random.normals(rows * d_out, 1.0);
+        let (scale, out_scale) = (0.0007f32, 0.013f32);
+        let want: Vec<f32> = (0..rows * d_out)
+            .map(|at| {
+                let (row, column) = (at / d_out, at % d_out);
+                let sum = dot(&codes, stride, row, &weights, column) as f32;
+                activate(activation, sum * (scale * weights.scales[column]) + bias[column])
+            })
+            .collect();
+        let want_codes: Vec<i8> = want.iter().map(|&y| code(y, 1.0 / out_scale)).collect();
+        let of_state = |gate: Option<&[f32]>| {
+            let gated = |at: usize| gate.map_or(want[at], |gate| want[at] * gate[at % d_out]);
+            (0..want.len()).map(|at| round_f16(state[at] + gated(at))).collect::<Vec<f32>>()
+        };
+        let input =
+            Codes { codes: Rows::new("x", &codes, rows, d_in, stride).unwrap(), scale: ActivationScale::Tensor(scale) };
+        let epilogue = Epilogue { bias: Some(&bias), adapter: None, activation };
+        for kernels in every_kernels() {
+            let (mut out, mut workspace) = (vec![f32::NAN; rows * d_out], Workspace::new());
+            let sink =
+                GemmSink::F32 { out: RowsMut::dense("y", &mut out, rows, d_out).unwrap(), operands: Operands::F32 };
+            kernels.gemm_w8a8(&input, &view(&weights), &epilogue, sink, &mut workspace).unwrap();
+            assert_eq!(bits(&out), bits(&want), "{} {rows}×{d_in}×{d_out} {activation:?}", name_of(&kernels));
+            let mut out = vec![99i8; rows * d_out];
+            let sink = GemmSink::Codes { out: RowsMut::dense("y", &mut out, rows, d_out).unwrap(), scale: out_scale };
+            kernels.gemm_w8a8(&input, &view(&weights), &epilogue, sink, &mut workspace).unwrap();
+            assert_eq!(out, want_codes, "{} {rows}×{d_in}×{d_out} {activation:?}", name_of(&kernels));
+            for gate in [Some(&gate[..]), None] {
+                let mut out = state.clone();
+                let sink = GemmSink::Residual {
+                    state: RowsMut::dense("x", &mut out, rows, d_out).unwrap(),
+                    gate,
+                    precision: Operands::F16,
+                };
+                kernels.gemm_w8a8(&input, &view(&weights), &epilogue, sink, &mut workspace).unwrap();
+                assert_eq!(
+                    bits(&out),
+                    bits(&of_state(gate)),
+                    "{} {rows}×{d_in}×{d_out} {activation:?}",
+                    name_of(&kernels)
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn shapes_that_do_not_fit_are_errors_with_both_shapes() {
     let kernels = &every_kernels()[0];

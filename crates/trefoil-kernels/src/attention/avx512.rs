@@ -14,15 +14,13 @@
 use self::scores::{Before, Coding, Keys, OfRows, codes_of_tile, scores_of_tile};
 use super::KEY_BLOCK;
 use super::int8::{Block, LANES, Scratch, TILE_SCORES};
-use crate::kernel::{TILE_ROWS, four};
+use crate::kernel::{STEP, TILE_ROWS, four};
 use crate::math::exp2;
 use std::arch::x86_64::*;
 use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE};
 
 /// Keys whose codes fill a register.
 const CHUNK: usize = 64;
-/// Groups of a step of a product's loop: a reduction is a multiple of 32 long.
-const STEP: usize = TILE / GROUP;
 /// Bytes of four codes of every row of a tile.
 const TILE_GROUP: usize = TILE_ROWS * GROUP;
 

@@ -112,10 +112,17 @@ impl Gemm<'_> {
                     self.sum_rows(&adapter.hidden, first, &mut hidden_sums[..rows]);
                 }
             }
+            #[cfg(target_arch = "x86_64")]
+            let done = super::overlap::run(self, (first, rows), &input_sums[..rows], sink);
+            #[cfg(not(target_arch = "x86_64"))]
+            let done = 0;
+            if done == rows {
+                continue;
+            }
             for column in 0..shape.tile_columns() {
                 let valid = TILE.min(shape.d_out - column * TILE);
                 let parameters = self.parameters(column, valid, sink);
-                for tile in (0..rows).step_by(TILE_ROWS) {
+                for tile in (done..rows).step_by(TILE_ROWS) {
                     let count = TILE_ROWS.min(rows - tile);
                     let at = Place { row: first + tile, count, column, valid };
                     self.tile(at, &parameters, (&input_sums[tile..], &hidden_sums[tile..]), &mut scratch, sink);

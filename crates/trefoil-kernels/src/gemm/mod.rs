@@ -6,6 +6,8 @@ mod epilogue;
 mod float;
 mod int8;
 mod normed;
+#[cfg(target_arch = "x86_64")]
+mod overlap;
 
 pub use normed::NormSink;
 

@@ -75,6 +75,26 @@ unsafe fn dot_rows<const R: usize>(tile: DotTile<'_>, out: &mut [i32], ldc: usiz
     }
 }
 
+/// `sums[r] = Σ a[r·lda ..][..k]`: products with 1, 64 at a time.
+///
+/// # Safety
+/// The processor has AVX-512 F, BW and VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn row_sums(a: &[i8], lda: usize, k: usize, sums: &mut [i32]) {
+    for (row, sum) in sums.iter_mut().enumerate() {
+        let (chunks, rest) = a[row * lda..][..k].as_chunks::<64>();
+        let mut of_lanes = [_mm512_setzero_si512(); 4];
+        for (at, chunk) in chunks.iter().enumerate() {
+            // SAFETY: 64 codes.
+            let codes = unsafe { _mm512_loadu_si512(chunk.as_ptr().cast()) };
+            of_lanes[at % 4] = _mm512_dpbusd_epi32(of_lanes[at % 4], _mm512_set1_epi8(1), codes);
+        }
+        let [first, second, third, fourth] = of_lanes;
+        let of_lanes = _mm512_add_epi32(_mm512_add_epi32(first, second), _mm512_add_epi32(third, fourth));
+        *sum = _mm512_reduce_add_epi32(of_lanes) + rest.iter().map(|&code| i32::from(code)).sum::<i32>();
+    }
+}
+
 /// See [`crate::isa::Supported::fma_tile`].
 ///
 /// # Safety

@@ -21,6 +21,26 @@ use trefoil_weights::tile::TILE;
 /// Most rows of a tile.
 pub(crate) const TILE_ROWS: usize = 12;
 
+/// Groups of four inputs in a step of a product's loop: a reduction is a multiple of 32 long.
+pub(crate) const STEP: usize = trefoil_weights::tile::TILE / trefoil_weights::tile::GROUP;
+
+/// `$body` for each group of a step, written out: what is done in between depends on its number.
+#[cfg(target_arch = "x86_64")]
+macro_rules! for_each_group {
+    ($group:ident => $body:block) => {
+        crate::kernel::for_each_group!($group => $body, 0 1 2 3 4 5 6 7)
+    };
+    ($group:ident => $body:block, $($number:literal)*) => {{
+        const { assert!([$($number),*].len() == crate::kernel::STEP) };
+        $({
+            const $group: usize = $number;
+            $body
+        })*
+    }};
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use for_each_group;
+
 /// Rows of a block, whole row tiles and at most `most` (a multiple of them), so that `rows` are cut into as few blocks as
 /// possible of about the same size: a last block of a few rows would pay for the panels of a whole one.
 pub(crate) fn even_step(rows: usize, most: usize) -> usize {
@@ -172,9 +192,18 @@ impl Supported {
     }
 }
 
+/// `sums[r] = Σ a[r·lda ..][..k]`.
+pub(crate) fn row_sums(isa: Supported, a: &[i8], lda: usize, k: usize, sums: &mut [i32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.isa() == Isa::Avx512Vnni {
+        // SAFETY: `Supported` vouches for the instruction set.
+        return unsafe { avx512::row_sums(a, lda, k, sums) };
+    }
+    row_sums_generic(isa, a, lda, k, sums);
+}
+
 multiversion! {
-    /// `sums[r] = Σ a[r·lda ..][..k]`.
-    pub(crate) fn row_sums(a: &[i8], lda: usize, k: usize, sums: &mut [i32]) {
+    fn row_sums_generic(a: &[i8], lda: usize, k: usize, sums: &mut [i32]) {
         for (row, sum) in sums.iter_mut().enumerate() {
             *sum = a[row * lda..][..k].iter().map(|&code| i32::from(code)).sum();
         }

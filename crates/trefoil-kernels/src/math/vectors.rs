@@ -74,6 +74,92 @@ fn times_sigmoid<const N: usize>(values: [__m512; N], mut u: [__m512; N]) -> [__
     quotient
 }
 
+/// [`gelu_tanh`] of a register in five pieces, for who has other work in between. Called in the order in which they stand here.
+#[derive(Clone, Copy)]
+pub(crate) struct GeluPieces {
+    /// `u`, then `r`, then `1 + e^−u`.
+    first: __m512,
+    /// `n` in its low bits.
+    shifted: __m512,
+    /// The polynomial, then the reciprocal.
+    second: __m512,
+}
+
+impl GeluPieces {
+    /// Nothing yet.
+    #[inline]
+    pub(crate) fn new() -> GeluPieces {
+        // SAFETY: an array of plain numbers as a register of them.
+        let zero = unsafe { std::mem::transmute::<[f32; 16], __m512>([0.0; 16]) };
+        GeluPieces { first: zero, shifted: zero, second: zero }
+    }
+
+    /// How often 2 divides `e^−u`.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(crate) fn exponent(&mut self, value: __m512) {
+        let [cube, linear] = GELU;
+        let factor = _mm512_mul_ps(_mm512_mul_ps(value, value), _mm512_set1_ps(cube));
+        let u = _mm512_mul_ps(value, _mm512_add_ps(factor, _mm512_set1_ps(linear)));
+        self.first = _mm512_min_ps(_mm512_max_ps(u, _mm512_set1_ps(-80.0)), _mm512_set1_ps(87.0));
+        self.shifted = _mm512_add_ps(_mm512_mul_ps(self.first, _mm512_set1_ps(-LOG2_E)), _mm512_set1_ps(ROUNDER));
+    }
+
+    /// What is left then, and the start of its power.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(crate) fn remainder(&mut self) {
+        let [high, low] = LN_2;
+        let n = _mm512_sub_ps(self.shifted, _mm512_set1_ps(ROUNDER));
+        let first = _mm512_fnmsub_ps(n, _mm512_set1_ps(high), self.first);
+        let r = _mm512_sub_ps(first, _mm512_mul_ps(n, _mm512_set1_ps(low)));
+        let [highest, next, after, ..] = EXP_FRACTION;
+        let q = _mm512_add_ps(_mm512_mul_ps(_mm512_set1_ps(highest), r), _mm512_set1_ps(next));
+        self.second = _mm512_add_ps(_mm512_mul_ps(q, r), _mm512_set1_ps(after));
+        self.first = r;
+    }
+
+    /// `1 + e^−u`.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(crate) fn divisor(&mut self) {
+        let one = _mm512_set1_ps(1.0);
+        let (r, mut q) = (self.first, self.second);
+        let [_, _, _, rest @ ..] = EXP_FRACTION;
+        for coefficient in rest {
+            q = _mm512_add_ps(_mm512_mul_ps(q, r), _mm512_set1_ps(coefficient));
+        }
+        let p = _mm512_add_ps(_mm512_add_ps(_mm512_mul_ps(q, _mm512_mul_ps(r, r)), r), one);
+        let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(self.shifted));
+        self.first = _mm512_add_ps(one, _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent)));
+    }
+
+    /// The start of its reciprocal.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(crate) fn reciprocal(&mut self) {
+        let seed = _mm512_set1_epi32(RECIP_SEED.cast_signed());
+        self.second = _mm512_castsi512_ps(_mm512_sub_epi32(seed, _mm512_castps_si512(self.first)));
+        self.newton();
+        self.newton();
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn newton(&mut self) {
+        let y = self.second;
+        self.second = _mm512_mul_ps(y, _mm512_sub_ps(_mm512_set1_ps(2.0), _mm512_mul_ps(self.first, y)));
+    }
+
+    /// The result for the value that it began with.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(crate) fn value(&mut self, value: __m512) -> __m512 {
+        self.newton();
+        _mm512_mul_ps(value, self.second)
+    }
+}
+
 /// [`crate::math::round_f16`].
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -106,6 +192,18 @@ mod tests {
     #[target_feature(enable = "avx512f")]
     fn rounded(x: [__m512; 2]) -> [__m512; 2] {
         [round_f16(x[0]), round_f16(x[1])]
+    }
+
+    #[target_feature(enable = "avx512f")]
+    fn in_pieces(x: [__m512; 2]) -> [__m512; 2] {
+        x.map(|x| {
+            let mut pieces = GeluPieces::new();
+            pieces.exponent(x);
+            pieces.remainder();
+            pieces.divisor();
+            pieces.reciprocal();
+            pieces.value(x)
+        })
     }
 
     /// `function` of sixteen numbers at a time, in two registers.
@@ -141,8 +239,12 @@ mod tests {
                 .flat_map(|top| [0x0fff, 0x1000, 0x1001, 0x3000, 0xffff].map(|low| f32::from_bits(top << 16 | low))),
         );
         values.truncate(values.len() / LANES * LANES);
-        let functions: [(OfRegisters, OfNumber); 3] =
-            [(gelu_tanh, math::gelu_tanh), (silu, math::silu), (rounded, math::round_f16)];
+        let functions: [(OfRegisters, OfNumber); 4] = [
+            (gelu_tanh, math::gelu_tanh),
+            (in_pieces, math::gelu_tanh),
+            (silu, math::silu),
+            (rounded, math::round_f16),
+        ];
         for (at, (of_registers, function)) in functions.into_iter().enumerate() {
             // SAFETY: the processor has the instruction set.
             let got = unsafe { apply(of_registers, &values) };

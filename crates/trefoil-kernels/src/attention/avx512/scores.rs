@@ -5,10 +5,10 @@
 //! additions and conversions go where the product does not, and their long chains wait for nobody. Constants are operands in memory,
 //! which takes no register.
 
-use super::{LANES, STEP, TILE_GROUP};
+use super::{LANES, TILE_GROUP};
 use crate::attention::KEY_BLOCK;
 use crate::attention::int8::TILE_SCORES;
-use crate::kernel::{TILE_ROWS, four};
+use crate::kernel::{STEP, TILE_ROWS, for_each_group, four};
 use crate::math::{EXP2_FRACTION, MAX_CODE};
 use std::arch::x86_64::*;
 use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE};
@@ -16,20 +16,6 @@ use trefoil_weights::tile::{GROUP, GROUP_BYTES, TILE};
 /// Scores of a row tile × tile column, which lie together.
 const COLUMN_SCORES: usize = TILE_ROWS * TILE;
 const _: () = assert!(COLUMN_SCORES * (KEY_BLOCK / TILE) == TILE_SCORES);
-
-/// `$body` for each group of a step, written out: what is done in between depends on its number.
-macro_rules! for_each_group {
-    ($group:ident => $body:block) => {
-        for_each_group!($group => $body, 0 1 2 3 4 5 6 7)
-    };
-    ($group:ident => $body:block, $($number:literal)*) => {{
-        const { assert!([$($number),*].len() == STEP) };
-        $({
-            const $group: usize = $number;
-            $body
-        })*
-    }};
-}
 
 /// A block of keys of a head.
 pub(super) struct Keys<'a> {
