@@ -4,14 +4,14 @@
 //!   correction; the queries are made unsigned (`q + 128`) once per block of rows, and `Σ q·k = Σ (q + 128)·k − 128·Σ k`
 //!   starts from the sums of the keys.
 //! - The queries of a row tile lie in the order in which they are broadcast.
-//! - The largest score of a row is taken while the scores are in registers.
+//! - The largest scores of a row tile are found between the products of the one before with its values.
 //! - The codes of a row tile are computed between the products of the scores of the next one, see [`scores`].
 //! - What is one number per row (maximum, α, β, total) is computed for the rows of a tile at once, a row to a lane.
 //! - `O·α + A·β` is computed while `A` is in registers.
 
 #![allow(clippy::wildcard_imports, reason = "the intrinsics of one instruction set")]
 
-use self::scores::{Before, Coding, Keys, OfRows, codes_of_tile, scores_of_tile};
+use self::scores::{Before, Coding, Keys, OfRows, codes_of_tile, larger_scores, scores_of_tile};
 use super::KEY_BLOCK;
 use super::int8::{Block, LANES, Scratch, TILE_SCORES};
 use crate::kernel::{STEP, TILE_ROWS, four};
@@ -71,22 +71,25 @@ pub(super) fn run(block: &Block<'_>, scratch: &mut Scratch<'_>) {
         let keys = Keys { codes: keys, offsets: &block.key_value.offsets(key_block, block.head)[..padded], valid };
         for tile in 0..tiles {
             let query = &query[tile * tile_size..][..tile_size];
+            let columns = padded / TILE;
             // SAFETY: `block.isa` vouches for the instruction set: `int8` calls this for AVX-512 VNNI only. The slices were cut to the
-            // lengths that the function asks for.
-            let largest = unsafe { largest_scores(&keys, query, before.as_ref(), scores, codes) };
-            let is_first = key_block == 0;
-            let next = Scored { tile, values, valid, is_first, coding: Coding::new(block.sigma, largest) };
-            if let Some(before) = before.replace(next) {
-                // SAFETY: as above, for the block of keys that `before` says.
-                unsafe { before.add(codes, maxima, totals, state) };
-            }
+            // lengths that the functions ask for, and those of `before` to its block of keys.
+            let largest = unsafe {
+                scores_of_tile(&keys, query, before.as_ref().map(Scored::before), scores, codes);
+                match &before {
+                    Some(before) => before.add(codes, Some((&*scores, columns)), maxima, totals, state),
+                    None => largest_scores(scores, columns),
+                }
+            };
+            let coding = Coding::new(block.sigma, largest);
+            before = Some(Scored { tile, values, valid, is_first: key_block == 0, coding });
         }
     }
     if let Some(last) = before {
         // SAFETY: as above.
         unsafe {
             codes_of_tile(last.before(), scores, codes);
-            last.add(codes, maxima, totals, state);
+            last.add(codes, None, maxima, totals, state);
         }
     }
 }
@@ -108,46 +111,67 @@ impl Scored<'_> {
         Before { coding: &self.coding, valid: self.valid }
     }
 
-    /// Adds the block to `O` and `l` of the tile, whose codes are there now.
+    /// Adds the block to `O` and `l` of the tile, whose codes are there now; the largest scores of the next tile, of which there are as many
+    /// columns as it says.
     ///
     /// # Safety
     /// The processor has AVX-512 VNNI; maxima, totals and state are those of all tiles, for heads of a multiple of 32 columns, and the values
     /// those of the block of keys.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn add(&self, codes: &[i8; TILE_SCORES], maxima: &mut [i32], totals: &mut [f32], state: &mut [f32]) {
+    unsafe fn add(
+        &self,
+        codes: &[i8; TILE_SCORES],
+        next: Option<(&[i32; TILE_SCORES], usize)>,
+        maxima: &mut [i32],
+        totals: &mut [f32],
+        state: &mut [f32],
+    ) -> OfRows<i32> {
         let padded = self.valid.next_multiple_of(TILE);
         let size = self.values.len() / padded * TILE_ROWS;
         let numbers = self.tile * LANES..(self.tile + 1) * LANES;
         let sums = sum_codes(codes, self.valid);
+        let state = &mut state[self.tile * size..][..size];
         // SAFETY: the caller's promise.
         unsafe {
             let of_block = _mm512_loadu_si512(self.coding.largest.0.as_ptr().cast());
             let (maxima, totals) = (&mut maxima[numbers.clone()], &mut totals[numbers]);
             let contribution = update_rows((of_block, sums), self.coding.sigma, self.is_first, maxima, totals);
-            add_values(codes, self.values, padded, &contribution, &mut state[self.tile * size..][..size]);
+            match next {
+                Some((scores, columns)) if size >= TOGETHER * TILE * TILE_ROWS && columns * TILE <= padded => {
+                    add_values::<true>(codes, self.values, padded, &contribution, state, (scores, columns))
+                }
+                _ => {
+                    let nothing = (&[0; TILE_SCORES], 0);
+                    add_values::<false>(codes, self.values, padded, &contribution, state, nothing);
+                    next.map_or(OfRows([0; LANES]), |(scores, columns)| largest_scores(scores, columns))
+                }
+            }
         }
     }
 }
 
-/// [`scores_of_tile`] with one number per row: the largest of its scores.
-///
-/// # Safety
-/// As there.
+/// The largest score of each row in the first `columns` tile columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn largest_scores(
-    keys: &Keys<'_>,
-    query: &[i8],
-    before: Option<&Scored<'_>>,
-    scores: &mut [i32; TILE_SCORES],
-    codes: &mut [i8; TILE_SCORES],
-) -> OfRows<i32> {
-    let mut largest = OfRows([0; LANES]);
-    // SAFETY: the caller's promise; a number per lane.
-    unsafe {
-        let of_lanes = scores_of_tile(keys, query, before.map(Scored::before), scores, codes);
-        _mm512_storeu_si512(largest.0.as_mut_ptr().cast(), fold_rows::<MAXIMUM>(&of_lanes));
+fn largest_scores(scores: &[i32; TILE_SCORES], columns: usize) -> OfRows<i32> {
+    assert!(columns * TILE <= KEY_BLOCK, "{columns} columns of scores");
+    let mut largest = [_mm512_set1_epi32(i32::MIN); TILE_ROWS];
+    for (row, largest) in largest.iter_mut().enumerate() {
+        for column in 0..columns {
+            // SAFETY: a column of a tile.
+            *largest = _mm512_max_epi32(*largest, unsafe { larger_scores(scores.as_ptr(), column, row) });
+        }
     }
-    largest
+    of_rows(&largest)
+}
+
+/// The largest lane of each row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn of_rows(largest: &[__m512i; TILE_ROWS]) -> OfRows<i32> {
+    let mut numbers = OfRows([0; LANES]);
+    // SAFETY: a number per lane.
+    unsafe { _mm512_storeu_si512(numbers.0.as_mut_ptr().cast(), fold_rows::<MAXIMUM>(largest)) };
+    numbers
 }
 
 /// Four codes of a row after the other rows' same four.
@@ -254,25 +278,37 @@ fn fold_rows<const IS_MAXIMUM: bool>(rows: &[__m512i; TILE_ROWS]) -> __m512i {
     join(even, _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(low, high)))
 }
 
-/// `O = O·α + A·β` with `A` the product of the codes and `padded` values.
+/// Columns of values with which the largest scores of all rows are found, and the rows of each.
+const TOGETHER: usize = 3;
+const TOGETHER_ROWS: usize = TILE_ROWS / TOGETHER;
+
+/// `O = O·α + A·β` with `A` the product of the codes and `padded` values. With `NEXT`, meanwhile, the largest scores of each row of the next
+/// tile: they cost nothing beside a product, and what is known one column of values before the end is not waited for.
 ///
 /// # Safety
 /// The processor has AVX-512 VNNI, `state` has [`TILE_ROWS`] × head_dim numbers, head_dim a multiple of 32, and `values`
-/// `padded` × head_dim codes, `padded` a multiple of 32 up to [`KEY_BLOCK`].
+/// `padded` × head_dim codes, `padded` a multiple of 32 up to [`KEY_BLOCK`]. With `NEXT` a head is at least [`TOGETHER`] × 32 wide, and there
+/// is at least one column of scores and no more of them than of keys.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn add_values(
+unsafe fn add_values<const NEXT: bool>(
     codes: &[i8; TILE_SCORES],
     values: &[i8],
     padded: usize,
     contribution: &Contribution,
     state: &mut [f32],
-) {
+    (scores, columns): (&[i32; TILE_SCORES], usize),
+) -> OfRows<i32> {
     let head_dim = state.len() / TILE_ROWS;
-    for first in (0..head_dim).step_by(TILE) {
+    let mut largest = [_mm512_set1_epi32(i32::MIN); TILE_ROWS];
+    let mut numbers = OfRows([0; LANES]);
+    for (column, first) in (0..head_dim).step_by(TILE).enumerate() {
         let mut values = values[first * padded..].as_ptr();
         let mut codes = codes.as_ptr();
         let mut sums = [[_mm512_setzero_si512(); 2]; TILE_ROWS];
-        for _ in 0..padded / TILE {
+        // After all rows, and after all columns of scores, the last ones again: that changes nothing and asks nothing.
+        let first_row = column.min(TOGETHER - 1) * TOGETHER_ROWS;
+        let mut largest_here = [_mm512_set1_epi32(i32::MIN); TOGETHER_ROWS];
+        for step in 0..padded / TILE {
             for _ in 0..STEP {
                 // SAFETY: the caller's promise: padded/4 groups of values and of codes.
                 let (low, high) = unsafe {
@@ -286,6 +322,13 @@ unsafe fn add_values(
                 }
                 values = values.wrapping_add(GROUP_BYTES);
                 codes = codes.wrapping_add(GROUP);
+            }
+            if NEXT {
+                for (row, largest) in largest_here.iter_mut().enumerate() {
+                    // SAFETY: one of the columns that are there.
+                    let scores = unsafe { larger_scores(scores.as_ptr(), step.min(columns - 1), first_row + row) };
+                    *largest = _mm512_max_epi32(*largest, scores);
+                }
             }
         }
         let state = state[first..][..(TILE_ROWS - 1) * head_dim + TILE].as_mut_ptr();
@@ -302,7 +345,14 @@ unsafe fn add_values(
                 _mm512_storeu_ps(at, _mm512_add_ps(kept, _mm512_mul_ps(_mm512_cvtepi32_ps(high), new)));
             }
         });
+        if NEXT {
+            largest[first_row..first_row + TOGETHER_ROWS].copy_from_slice(&largest_here);
+            if column == TOGETHER - 1 {
+                numbers = of_rows(&largest);
+            }
+        }
     }
+    numbers
 }
 
 #[cfg(test)]

@@ -149,7 +149,7 @@ impl Column {
     /// many scores of every row, and `ROWS` rows for each step where the cursor is, if that is above 0.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn product<const ROWS: usize>(&self, cursor: &Cursor, largest: &mut [__m512i; TILE_ROWS]) {
+    unsafe fn product<const ROWS: usize>(&self, cursor: &Cursor) {
         let (mut keys, mut query, mut cursor) = (self.keys, self.query, *cursor);
         // SAFETY: the caller's promise: 32 offsets.
         let start =
@@ -177,23 +177,27 @@ impl Column {
             query = query.wrapping_add(STEP * TILE_GROUP);
             cursor.advance(ROWS);
         }
-        let (low, high) = (self.present as u16, (self.present >> LANES) as u16);
+        if self.present != u32::MAX {
+            // What is not there is never the largest.
+            let present = [self.present as u16, (self.present >> LANES) as u16];
+            for sums in &mut sums {
+                for (sums, present) in sums.iter_mut().zip(present) {
+                    *sums = _mm512_mask_mov_epi32(_mm512_set1_epi32(i32::MIN), present, *sums);
+                }
+            }
+        }
         for_each_row!(ROW => {
-            let [first, second] = sums[ROW];
-            largest[ROW] = _mm512_mask_max_epi32(largest[ROW], low, largest[ROW], first);
-            largest[ROW] = _mm512_mask_max_epi32(largest[ROW], high, largest[ROW], second);
             // SAFETY: 32 scores of each row.
             unsafe {
                 let at = self.scores.add(ROW * TILE);
-                _mm512_storeu_si512(at.cast(), first);
-                _mm512_storeu_si512(at.add(LANES).cast(), second);
+                _mm512_storeu_si512(at.cast(), sums[ROW][0]);
+                _mm512_storeu_si512(at.add(LANES).cast(), sums[ROW][1]);
             }
         });
     }
 }
 
-/// Scores of a row tile in place of those of the one before, whose codes are computed; the largest scores of each row, a lane for every
-/// sixteenth key.
+/// Scores of a row tile in place of those of the one before, whose codes are computed.
 ///
 /// # Safety
 /// The processor has AVX-512 VNNI, `query` has [`TILE_ROWS`] × head_dim codes, head_dim a multiple of 32, and `keys` as many
@@ -205,10 +209,9 @@ pub(super) unsafe fn scores_of_tile(
     before: Option<Before<'_>>,
     scores: &mut [i32; TILE_SCORES],
     codes: &mut [i8; TILE_SCORES],
-) -> [__m512i; TILE_ROWS] {
+) {
     let head_dim = query.len() / TILE_ROWS;
     let steps = head_dim / TILE;
-    let mut largest = [_mm512_set1_epi32(i32::MIN); TILE_ROWS];
     let (columns, columns_before) = (keys.valid.div_ceil(TILE), before.map_or(0, Before::columns));
     // Scores are read and written in the same loop, so all go by this.
     let scores = scores.as_mut_ptr();
@@ -240,13 +243,26 @@ pub(super) unsafe fn scores_of_tile(
         // SAFETY: the caller's promise; two or four steps times six or three rows are those of a tile.
         unsafe {
             match (cursor, steps) {
-                (Some(cursor), 2) => product.product::<{ TILE_ROWS / 2 }>(&cursor, &mut largest),
-                (Some(cursor), 4) => product.product::<{ TILE_ROWS / 4 }>(&cursor, &mut largest),
-                _ => product.product::<0>(&Cursor::NOWHERE, &mut largest),
+                (Some(cursor), 2) => product.product::<{ TILE_ROWS / 2 }>(&cursor),
+                (Some(cursor), 4) => product.product::<{ TILE_ROWS / 4 }>(&cursor),
+                _ => product.product::<0>(&Cursor::NOWHERE),
             }
         }
     }
-    largest
+}
+
+/// The two registers of scores of a row in a tile column, joined to their larger ones.
+///
+/// # Safety
+/// The processor has AVX-512 F; there are scores of that column and row.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn larger_scores(scores: *const i32, column: usize, row: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let at = scores.add(column * COLUMN_SCORES + row * TILE);
+        _mm512_max_epi32(_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(LANES).cast()))
+    }
 }
 
 /// The codes of a row tile that no other one follows.
