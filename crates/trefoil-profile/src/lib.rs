@@ -44,6 +44,7 @@ pub use corun::{CoRunning, CoRuns, append_measurements};
 pub use error::ProfileError;
 pub use file::{check_machine, load_profile, save_profile};
 pub use options::{ProfileOptions, Progress};
+pub use power::power_is_metered;
 pub use prepare::{PrepareOptions, PreparedModel, Reference, prepare_model};
 pub use profiler::profile;
 pub use refine::{Audit, Refinement, Round, measure_segments, refine};

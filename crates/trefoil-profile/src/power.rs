@@ -112,6 +112,11 @@ fn read_number(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
+/// Whether power can be measured here: some counter of energy can be read.
+pub fn power_is_metered() -> bool {
+    PowerMeter::discover().is_available()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -190,6 +190,17 @@ fn duration(time: Duration) -> String {
     }
 }
 
+/// A path as text, for JSON: one that is not UTF-8 is no reason to fail.
+pub fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// The command that runs, as its reports tell it.
+pub fn command_line() -> String {
+    let arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
+    format!("trefoil {}", arguments.collect::<Vec<_>>().join(" "))
+}
+
 /// All bytes of a file that the user named; not of a pipe, which would be waited for, or of a device.
 pub fn read_file(path: &Path) -> Result<Vec<u8>, CliError> {
     trefoil_files::read_regular(path).map_err(CliError::file("read", path))

@@ -7,6 +7,7 @@ mod context;
 mod error;
 mod outcome;
 mod pipeline;
+mod question;
 mod several;
 mod shapes;
 mod stages;

@@ -398,6 +398,68 @@ fn what_is_read_is_not_overwritten() {
     assert!(space.fails(twice, 2).contains("two outputs are named new;"));
 }
 
+/// A path is bytes. Reports and JSON show what of it is text.
+#[test]
+#[cfg(target_os = "linux")]
+fn paths_that_are_no_text_are_paths() {
+    use std::ffi::{OsStr, OsString};
+    use std::os::unix::ffi::OsStrExt as _;
+    let space = Workspace::with_model();
+    let named = |name: &[u8]| OsStr::from_bytes(name).to_owned();
+    let model = named(b"m\xff;x=1.onnx");
+    fs::copy(space.path("small.onnx"), space.path(".").join(&model)).unwrap();
+    fs::write(space.path("prompts.txt"), "a red circle\n").unwrap();
+    let unit = ["-u", "rten:CPU", "--quick", "--no-refine"].map(OsString::from);
+    let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+    let run = |parts: &[&[OsString]]| -> Value {
+        let output = space.output(parts.concat().into_iter().chain(["--json".into()]));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let out = |name: &[u8]| [OsString::from("-o"), named(name)];
+    let profile = run(&[&words(&["profile"]), std::slice::from_ref(&model), &unit, &out(b"p\xff.json")]);
+    assert_eq!(profile["profile"], "p\u{fffd}.json");
+    let once = words(&["--rounds", "1", "--report", "r.html"]);
+    run(&[&words(&["run"]), std::slice::from_ref(&model), &unit, &once]);
+    assert!(fs::read_to_string(space.path("r.html")).unwrap().contains("m\u{fffd};x=1"));
+    let survey = run(&[&words(&["survey"]), std::slice::from_ref(&model), &unit, &once]);
+    assert_eq!(survey["models"][0]["ok"], true, "{survey:#}");
+    let demo = demo_model();
+    let encoded = run(&[&words(&["video", "encode", &demo, "prompts.txt"]), &out(b"t\xff.safetensors")]);
+    assert_eq!(encoded["output"], "t\u{fffd}.safetensors");
+    let clip = run(&[&words(&["video", "generate", &demo, "a red circle", "--frames", "1"]), &out(b"c\xff.webp")]);
+    assert_eq!(clip["output"], "c\u{fffd}.webp");
+    for name in [&b"p\xff.json"[..], b"t\xff.safetensors", b"c\xff.webp"] {
+        assert!(space.path(".").join(named(name)).is_file(), "{name:?}");
+    }
+}
+
+/// What no measurement can mend is told before there is one.
+#[test]
+fn questions_that_no_planner_answers_are_refused_before_anything_is_measured() {
+    let space = Workspace::with_model();
+    for command in [&["run", "small.onnx"][..], &["survey", "small.onnx"], &["run", "small.onnx", "small.onnx"]] {
+        for (more, wanted) in [
+            (&["--method", "psychic"][..], "there is no planning method `psychic`"),
+            (&["--method", "pareto"], "there is no planning method `pareto`"),
+            (&["--pin", "Conv*=ort:CPU"], "pin"),
+            (&["--objective", "throughput", "--method", "dag"], "throughput"),
+            (&["-u", "rten:NPU"], "has no device `NPU`"),
+        ] {
+            let message = space.fails(command.iter().chain(&["-u", "rten:CPU"]).chain(more), 2);
+            assert!(message.contains(wanted), "{command:?} {more:?}: {message}");
+        }
+        if !trefoil_profile::power_is_metered() {
+            let message = space.fails(command.iter().chain(&["-u", "rten:CPU", "--objective", "energy"]), 2);
+            assert!(message.contains("no power is known of rten:CPU") && message.contains("--watts"), "{message}");
+        }
+        assert!(!space.path("cache").exists(), "{command:?}: something was prepared");
+    }
+    let three = ["run", "small.onnx", "small.onnx", "small.onnx", "-u", "rten:CPU", "--method", "joint"];
+    assert!(space.fails(three, 2).contains("plans two models, not 3"));
+    let items = ["run", "small.onnx", "small.onnx", "-u", "rten:CPU", "--method", "joint", "--items", "2"];
+    assert!(space.fails(items, 2).contains("leave --items out"));
+}
+
 /// `nan` is a number to the parser of numbers, and so is a negative one.
 #[test]
 fn numbers_that_measure_nothing_are_refused() {

@@ -238,6 +238,26 @@ fn what_is_wrong_with_a_pipeline_is_told_in_a_line_with_its_key() {
     }
 }
 
+/// A pipeline has no flags for shapes, so its message does not name any.
+#[test]
+fn open_extents_are_fixed_in_the_file() {
+    let space = Workspace::new();
+    let info = TensorInfo::new("y", DataType::F32, [2u64, 3]);
+    let model = ModelBuilder::new("open", 17).symbolic_input("x", DataType::F32, &["batch", "3"]);
+    model.node("Relu", &["x"], &["y"], &[]).output(&info).save(&space.path("open.onnx")).unwrap();
+    let fails = |shapes: Value| {
+        let stage = json!({ "name": "only", "model": "open.onnx", "shapes": shapes });
+        let file = json!({ "format": "trefoil-pipeline", "version": 1, "stages": [stage] });
+        std::fs::write(space.path("open.json"), file.to_string()).unwrap();
+        space.fails(["run", "open.json", "-u", "rten:CPU"], 2)
+    };
+    let message = fails(json!({}));
+    let wanted = "leaves extents open: `x` [batch, 3]; write \"shapes\": {\"x\": [batch, 3]} (numbers for names)";
+    assert!(message.contains(wanted), "{message}");
+    let message = fails(json!({ "x": [0, 3] }));
+    assert!(message.contains("stages[0].shapes.x: dim 0 is 0; extents start at 1"), "{message}");
+}
+
 /// The stages of the π0.5-like model, if the shared models are here, against ONNX Runtime running the same stages one after another
 /// from the same inputs (`testdata/pi05-actions.npz`; the whole model is another draw of weights).
 #[test]

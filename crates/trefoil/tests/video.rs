@@ -461,7 +461,7 @@ fn what_is_wrong_is_one_line() {
     assert!(calibrate("no/such.trefoil").contains("cannot write no/such.trefoil"));
     let pack = |output: &str| space.fails(["video", "pack", "model", "-o", output], 2);
     assert!(pack("no/such.trefoil").contains("cannot write no/such.trefoil"));
-    assert!(pack("model").contains("is a directory"));
+    assert!(pack("model").contains("it is a folder; name a regular file"));
     let mut bytes = std::fs::read(space.path("a.trefoil")).unwrap();
     bytes[65_536 + 1000] ^= 1;
     std::fs::write(space.path("bad.trefoil"), &bytes).unwrap();

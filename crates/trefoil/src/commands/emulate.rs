@@ -368,7 +368,7 @@ fn show(
             "machine": trefoil_units::machine(),
             "stands_in_for": args.on,
             "origin": Origin::Emulated,
-            "models": args.models,
+            "models": args.models.iter().map(|path| context::shown(path)).collect::<Vec<_>>(),
             "carriers": carriers,
             "scale": scale,
             "plans": rows,

@@ -39,7 +39,7 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     let noisy = profile.measurements.iter().filter(|measurement| measurement.is_noisy()).count();
     if args.json {
         return print_json(&json!({
-            "profile": args.output,
+            "profile": context::shown(&args.output),
             "model": graph.model,
             "fingerprint": graph.fingerprint,
             "operators": graph.len(),

@@ -33,6 +33,10 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     if !args.together.rates.is_empty() {
         return Err(CliError::Usage("--rate is for several models; name a second one".to_owned()));
     }
+    context::resolve_units(&args.units)?;
+    if args.plan.is_none() && args.profile.is_none() {
+        crate::question::check(&args.planning, &args.units, &args.measure)?;
+    }
     let settings = Settings {
         name: model_name(&args.model.model),
         model: args.model.clone(),
@@ -86,10 +90,9 @@ pub fn write_outputs(job: &Job, path: &Path) -> Result<(), CliError> {
 
 /// Writes a report of several models.
 pub fn write_report(path: &Path, title: &str, models: Vec<ModelReport>) -> Result<(), CliError> {
-    let command: Vec<_> = std::env::args().skip(1).collect();
     let input = ReportInput {
         title: title.to_owned(),
-        command: Some(format!("trefoil {}", command.join(" "))),
+        command: Some(context::command_line()),
         generated_at: Some(trefoil_profile::now_utc()),
         banner: None,
         machine: Some(trefoil_units::machine()),

@@ -4,6 +4,7 @@ use crate::cli::{RunArgs, TogetherArgs};
 use crate::commands::run_several_output::{describe, to_json, write_report};
 use crate::context::{self, print, print_json};
 use crate::error::CliError;
+use crate::question;
 use crate::several::{self, Candidate, GRACE, Question, Ready, WAITING, candidate_units, make_ready};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -54,6 +55,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let given = args.plan.as_deref().map(crate::commands::plan::load_plan).transpose()?;
     let arrivals = arrivals(&args.together, paths.len())?;
     let items = given.as_ref().map_or(Ok(args.together.items), planned_items)?;
+    if given.is_none() {
+        question::check_several(&args.planning, (paths.len(), items), &args.units, &args.measure)?;
+    }
     if items != 1 && arrivals.is_some() {
         return Err(CliError::Usage(format!("--rate needs one inference of each model, and the plan has {items}")));
     }

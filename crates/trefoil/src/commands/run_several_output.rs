@@ -294,10 +294,9 @@ pub fn write_report(
     report.notes.push(format!("verify: {}", run.equality().summary()));
     report.notes.push(placement(ready, chosen));
     report.notes.extend(found.notes.iter().cloned());
-    let command: Vec<_> = std::env::args().skip(1).collect();
     let input = ReportInput {
         title: title.to_owned(),
-        command: Some(format!("trefoil {}", command.join(" "))),
+        command: Some(context::command_line()),
         generated_at: Some(trefoil_profile::now_utc()),
         banner: None,
         machine: Some(trefoil_units::machine()),

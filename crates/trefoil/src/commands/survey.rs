@@ -1,12 +1,13 @@
 //! `trefoil survey`: several models, one table, one report.
 
-use crate::cli::{ModelArgs, Shape, SurveyArgs};
+use crate::cli::{ModelArgs, Shape, SurveyArgs, from_zero};
 use crate::commands::profile::model_name;
 use crate::commands::run::{check, describe, write_outputs, write_report};
 use crate::context::{self, print, print_json};
 use crate::error::CliError;
 use crate::outcome::{SummaryRow, summary};
 use crate::pipeline::{self, Job, PLAN, Settings};
+use crate::question;
 use crate::shapes;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -32,12 +33,13 @@ pub fn run(args: &SurveyArgs) -> Result<(), CliError> {
         entries.push(parse(text, args)?);
     }
     for path in &args.paths {
-        entries.push(parse(&format!("path={}", path.display()), args)?);
+        entries.push(plain(path, args));
     }
     if entries.is_empty() {
         return Err(CliError::Usage("no model given; name at least one .onnx file".to_owned()));
     }
     context::resolve_units(&args.units)?;
+    question::check(&args.planning, &args.units, &args.measure)?;
     check_files(&entries, args)?;
     fix_shapes(&mut entries, args)?;
     let limit = context::cache_limit()?;
@@ -195,39 +197,49 @@ fn differs_by_one_code(output: &HostTensor, reference: &HostTensor) -> bool {
         && output.to_f64().iter().zip(reference.to_f64()).all(|(one, other)| (one - other).abs() <= 1.0)
 }
 
+/// A model without settings.
+fn plain(path: &Path, args: &SurveyArgs) -> Entry {
+    Entry {
+        name: model_name(path),
+        model: ModelArgs {
+            model: path.to_owned(),
+            shapes: Vec::new(),
+            granularity: args.granularity,
+            input: "random".to_owned(),
+            cache: args.cache.clone(),
+        },
+        output: None,
+        expect: None,
+        tolerance: 1e-3,
+    }
+}
+
 fn parse(text: &str, args: &SurveyArgs) -> Result<Entry, CliError> {
     let fail = |reason: &str| CliError::Usage(format!("--model `{text}`: {reason}"));
-    let (mut name, mut path, mut input, mut output, mut expect, mut tolerance) = (None, None, None, None, None, 1e-3);
-    let mut shapes: Vec<Shape> = Vec::new();
+    let mut path = None;
+    let mut entry = plain(Path::new(""), args);
+    let mut name = None;
     for part in text.split(';').filter(|part| !part.trim().is_empty()) {
         let (key, value) = part.split_once('=').ok_or_else(|| fail(&format!("`{part}` is no KEY=VALUE")))?;
         match key {
             "name" => name = Some(value.to_owned()),
             "path" => path = Some(PathBuf::from(value)),
-            "input" if std::path::Path::new(value).extension().is_some() || value == "random" => {
-                input = Some(value.to_owned());
+            "input" if Path::new(value).extension().is_some() || value == "random" => {
+                value.clone_into(&mut entry.model.input);
             }
-            "output" => output = Some(PathBuf::from(value)),
-            "expect" => expect = Some(PathBuf::from(value)),
-            "tolerance" => tolerance = value.parse().map_err(|_| fail(&format!("`{value}` is no tolerance")))?,
+            "output" => entry.output = Some(PathBuf::from(value)),
+            "expect" => entry.expect = Some(PathBuf::from(value)),
+            "tolerance" => {
+                entry.tolerance = from_zero(value).map_err(|reason| fail(&format!("tolerance: {reason}")))?;
+            }
             // Anything else is an input's shape; an input may be called `input`.
-            _ => shapes.push(part.parse().map_err(|reason: String| fail(&reason))?),
+            _ => entry.model.shapes.push(part.parse().map_err(|reason: String| fail(&reason))?),
         }
     }
     let path = path.ok_or_else(|| fail("no path=MODEL.onnx"))?;
-    Ok(Entry {
-        name: name.unwrap_or_else(|| model_name(&path)),
-        model: ModelArgs {
-            model: path,
-            shapes,
-            granularity: args.granularity,
-            input: input.unwrap_or_else(|| "random".to_owned()),
-            cache: args.cache.clone(),
-        },
-        output,
-        expect,
-        tolerance,
-    })
+    entry.name = name.unwrap_or_else(|| model_name(&path));
+    entry.model.model = path;
+    Ok(entry)
 }
 
 #[cfg(test)]
@@ -252,5 +264,8 @@ mod tests {
         assert_eq!(names, ["input", "state"]);
         assert!(parse("name=x", &arguments()).is_err());
         assert!(parse("path=m.onnx;tolerance=low", &arguments()).is_err());
+        assert!(parse("path=m.onnx;tolerance=nan", &arguments()).is_err());
+        // What stands alone is a path, whatever it looks like.
+        assert_eq!(plain(Path::new("d;x=1/m.onnx"), &arguments()).model.model, Path::new("d;x=1/m.onnx"));
     }
 }

@@ -75,7 +75,7 @@ pub fn run(command: &WeightsCommand) -> Result<(), CliError> {
             let opened = Artefact::open(artefact)?;
             opened.verify()?;
             if *json {
-                return print_json(&json!({ "artefact": artefact, "ok": true }));
+                return print_json(&json!({ "artefact": context::shown(artefact), "ok": true }));
             }
             print(&format!("{}: every checksum agrees\n", artefact.display()))
         }

@@ -156,10 +156,6 @@ fn planned(
         "auto" => {}
         "concurrent" => return Ok(vec![concurrent(ready, which, question)?]),
         method => {
-            if question.items > 1 {
-                let message = format!("method `{method}` plans one inference of each model; leave --items out");
-                return Err(CliError::Usage(message));
-            }
             let requests: Vec<PlanRequest<'_>> =
                 which.iter().map(|&model| plan_request(&ready[model], question)).collect();
             return Ok(vec![trefoil_plan::plan_several(method, &requests, &question.options)?]);

@@ -9,7 +9,7 @@ use crate::error::CliError;
 use crate::several::{Reading, Ready, model_args, profiled};
 use std::path::{Path, PathBuf};
 use trefoil_core::{HostTensor, OperatorGraph, TensorId, TensorInfo};
-use trefoil_onnx::{Model, npz};
+use trefoil_onnx::{Model, ModelPort, OnnxError, npz};
 use trefoil_plan::StageLink;
 use trefoil_profile::sample_data::{Integers, sample_tensor};
 use trefoil_profile::{Launcher, PrepareOptions, PreparedModel};
@@ -88,7 +88,11 @@ fn prepare(
     for tensor in &given {
         shapes.entry(tensor.info().name.clone()).or_insert_with(|| tensor.info().shape.clone());
     }
-    model.fix_shapes(&shapes).map_err(|error| file.wrong(stage, "shapes", error))?;
+    model.fix_shapes(&shapes).map_err(|error| match error {
+        // The flags that its message names are not for a pipeline.
+        OnnxError::SymbolicDims { open, .. } => file.wrong(stage, "shapes", unfixed(&open)),
+        error => file.wrong(stage, "shapes", error),
+    })?;
     let updates: Vec<_> =
         entry.inputs.iter().filter_map(|(input, source)| Some(source.next.as_ref()?.update(input))).collect();
     for update in &updates {
@@ -115,6 +119,14 @@ fn prepare(
         error => file.wrong(stage, "inputs", error),
     })?;
     Ok((ready, model))
+}
+
+/// Which inputs have open extents, and how to write them down.
+fn unfixed(open: &[ModelPort]) -> String {
+    let dims = |port: &ModelPort| port.dims_text().replace("of unknown rank", "[…]");
+    let list = open.iter().map(|port| format!("`{}` {}", port.name, dims(port))).collect::<Vec<_>>().join(", ");
+    let wanted = open.iter().map(|port| format!("\"{}\": {}", port.name, dims(port))).collect::<Vec<_>>().join(", ");
+    format!("the model leaves extents open: {list}; write \"shapes\": {{{wanted}}} (numbers for names)")
 }
 
 /// The model with its updates, in the cache.

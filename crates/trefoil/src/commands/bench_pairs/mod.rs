@@ -202,7 +202,6 @@ impl<'a> Bench<'a> {
     }
 
     fn input(&self, ready: &[Ready], models: Vec<String>) -> PairsInput {
-        let command: Vec<_> = std::env::args().skip(1).collect();
         let mut notes = output::notes(ready, &self.pairs, pair_count(ready));
         if let Some((oldest, count)) = &self.stored {
             notes.push(format!(
@@ -215,7 +214,7 @@ impl<'a> Bench<'a> {
             notes,
             pairs: self.pairs.clone(),
             machine: self.machine.clone(),
-            command: format!("trefoil {}", command.join(" ")),
+            command: context::command_line(),
             generated_at: trefoil_profile::now_utc(),
         }
     }

@@ -143,8 +143,8 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
     let warning = report.health.warning();
     if args.json {
         return print_json(&json!({
-            "output": args.output,
-            "contact_sheet": args.contact_sheet,
+            "output": context::shown(&args.output),
+            "contact_sheet": args.contact_sheet.as_deref().map(context::shown),
             "frames": report.frames,
             "height": size.0,
             "width": size.1,

@@ -3,7 +3,7 @@
 use super::lanes::{self, OpenLanes};
 use super::{block_bar, keep_going, memory};
 use crate::cli::DenoiseArgs;
-use crate::context::{check_distinct, check_replaceable, print, print_json};
+use crate::context::{check_distinct, check_replaceable, print, print_json, shown};
 use crate::error::CliError;
 use indicatif::ProgressBar;
 use serde_json::json;
@@ -56,7 +56,7 @@ pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
     let is_shaped = open.specs.iter().any(|spec| spec.shape.is_some());
     if args.json {
         return print_json(&json!({
-            "output": args.output,
+            "output": shown(&args.output),
             "tensors": latents.iter().map(|(name, _)| name).collect::<Vec<_>>(),
             "shape": latents.first().map(|(_, latent)| &latent.shape),
             "tokens": tokens,

@@ -102,7 +102,7 @@ pub fn run(args: &EncodeArgs) -> Result<(), CliError> {
     write_tensors(&args.output, &tensors, &metadata)?;
     if args.json {
         return print_json(&json!({
-            "output": args.output,
+            "output": context::shown(&args.output),
             "keys": names,
             "shape": shape,
             "lengths": states.lengths,

@@ -251,8 +251,8 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     let warning = clip.health.warning();
     if args.json {
         return print_json(&json!({
-            "output": args.output,
-            "contact_sheet": args.contact_sheet,
+            "output": context::shown(&args.output),
+            "contact_sheet": args.contact_sheet.as_deref().map(context::shown),
             "prompt": args.prompt,
             "seed": args.seed,
             "frames": clip.frames,

@@ -141,7 +141,7 @@ fn as_json(args: &BenchDecoderArgs, bench: &Workbench, rows: &[Row], differences
         .collect();
     json!({
         "origin": Origin::Measured,
-        "model": if bench.is_random { Value::from("random weights") } else { json!(bench.model) },
+        "model": if bench.is_random { Value::from("random weights") } else { json!(crate::context::shown(&bench.model)) },
         "size": args.size.to_string(),
         "frames": args.frames,
         "latent_frames": bench.latent_frames,

@@ -210,7 +210,7 @@ fn as_json(args: &BenchQualityArgs, folder: &Path, maker: &Maker, ways: &[Way], 
         })
         .collect();
     json!({
-        "model": folder,
+        "model": crate::context::shown(folder),
         "origin": Origin::Measured,
         "seed": args.seed,
         "steps": maker.steps,

@@ -14,7 +14,7 @@ use super::keep_going;
 use super::lanes::{self, OpenLanes};
 use super::orders::{self, Order};
 use crate::cli::CutArg;
-use crate::context::{check_distinct, check_writable, print, print_json, write_text};
+use crate::context::{check_distinct, check_writable, print, print_json, shown, write_text};
 use crate::error::CliError;
 use files::{SHEET, outputs_of, scratch_outputs, sheet};
 use progress::Progress;
@@ -133,7 +133,9 @@ fn nothing_to_do(args: &StreamArgs, source: &Source, job: Option<&Job>) -> Resul
         sheet(job, source)?;
     }
     if args.json {
-        return print_json(&json!({ "clips": count, "skipped": count, "output": args.output, "configurations": [] }));
+        return print_json(
+            &json!({ "clips": count, "skipped": count, "output": args.output.as_deref().map(shown), "configurations": [] }),
+        );
     }
     print(&format!("all {count} clips are there already\n"))
 }

@@ -258,8 +258,8 @@ impl Outcome<'_> {
                 "peak_resident_bytes": peak_resident_bytes(),
             },
             "conditions": conditions(),
-            "output": args.output,
-            "contact_sheet": self.job.filter(|_| self.has_sheet).map(|job| job.folder().join(SHEET)),
+            "output": args.output.as_deref().map(crate::context::shown),
+            "contact_sheet": self.job.filter(|_| self.has_sheet).map(|job| crate::context::shown(&job.folder().join(SHEET))),
             "job": self.job.map(Job::state),
             "notes": self.source.notes,
         })
