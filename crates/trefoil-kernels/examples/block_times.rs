@@ -1,5 +1,5 @@
 //! Where the time of a `w8a8` block at the shapes of the 1.3 B model goes, operator by operator:
-//! `cargo run --release -p trefoil-kernels --example block_times -- [tokens] [cores] [runs]`, say `7800 0,1 3`.
+//! `cargo run --release -p trefoil-kernels --example block_times -- [tokens] [cores] [runs] [instruction set]`, say `7800 0,1 3`.
 //!
 //! On a shared machine the processor time is steadier than the time: processor time of all threads over their number, and speeds are of that.
 //! Weights are random. The last line is a fingerprint of the state after the first run: two versions of the kernels that compute the same bits
@@ -10,7 +10,7 @@
 use std::time::Instant;
 use trefoil_kernels::{
     Activation, ActivationScale, AttentionScales, AttentionSink, Codes, Epilogue, GemmSink, KernelError, Kernels,
-    Modulation, Norm, NormSink, Operands, PackedKeyValue, RotaryTable, RowSink, Rows, RowsMut, Workspace, bench,
+    Modulation, Norm, NormSink, Operands, PackedKeyValue, Pool, RotaryTable, RowSink, Rows, RowsMut, Workspace, bench,
     rotary_table,
 };
 use trefoil_weights::TiledView;
@@ -22,6 +22,8 @@ const FFN: usize = 8960;
 const TEXT: usize = 512;
 /// Rows of the feed-forward at a time, as in `trefoil-video`.
 const FFN_ROWS: usize = 1560;
+/// Of weights, in bytes.
+const ALIGNMENT: usize = 128;
 const EPS: f32 = 1e-6;
 /// Scales that keep codes in range.
 const NORM: f32 = 4.0 / 127.0;
@@ -35,7 +37,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cores: Vec<usize> =
         arguments.next().unwrap_or("0".to_string()).split(',').map(str::parse).collect::<Result<_, _>>()?;
     let runs: usize = arguments.next().map_or(Ok(3), |runs| runs.parse())?;
-    let kernels = Kernels::best(&cores)?;
+    let kernels = match arguments.next() {
+        Some(isa) => Kernels::new(isa.parse()?, Pool::pinned(&cores)?)?,
+        None => Kernels::best(&cores)?,
+    };
     let mut block = Block::new(tokens)?;
     let mut table = Table::default();
     let mut peak = 0f64;
@@ -142,6 +147,8 @@ impl Table {
 struct Linear {
     shape: TileShape,
     codes: Vec<i8>,
+    /// First code.
+    start: usize,
     scales: Vec<f32>,
     bias: Vec<f32>,
 }
@@ -161,10 +168,13 @@ impl Random {
 
     fn linear(&mut self, d_in: usize, d_out: usize) -> Result<Linear, &'static str> {
         let shape = TileShape::new(d_in, d_out).ok_or("sizes above zero")?;
-        let codes = (0..shape.bytes()).map(|_| self.next()).collect();
+        // As an artefact aligns them.
+        let mut codes = vec![0; shape.bytes() + ALIGNMENT];
+        let start = codes.as_ptr().align_offset(ALIGNMENT);
+        codes[start..start + shape.bytes()].fill_with(|| self.next());
         // Outputs about as large as inputs.
         let scale = 1.0 / (73.0 * (d_in as f32).sqrt());
-        Ok(Linear { shape, codes, scales: vec![scale; d_out], bias: self.floats(d_out, 0.1) })
+        Ok(Linear { shape, codes, start, scales: vec![scale; d_out], bias: self.floats(d_out, 0.1) })
     }
 }
 
@@ -191,7 +201,11 @@ impl Linear {
         let (codes, rows, scale) = input;
         let codes = Rows::dense("the input", codes, rows, self.shape.d_in)?;
         let input = Codes { codes, scale: ActivationScale::Tensor(scale) };
-        let weights = TiledView { codes: &self.codes, scales: &self.scales, shape: self.shape };
+        let weights = TiledView {
+            codes: &self.codes[self.start..][..self.shape.bytes()],
+            scales: &self.scales,
+            shape: self.shape,
+        };
         let epilogue = Epilogue { bias: Some(&self.bias), adapter: None, activation };
         match to {
             To::Product(sink) => kernels.gemm_w8a8(&input, &weights, &epilogue, sink, workspace),

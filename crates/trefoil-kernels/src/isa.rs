@@ -18,6 +18,8 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 (F, BW, DQ, VL) and VNNI.
     Avx512Vnni,
+    /// AMX tiles of INT8 beside AVX-512 VNNI, where the system lets this process use them.
+    AmxInt8,
     /// Armv8.2 `SDOT`.
     NeonDotprod,
     /// Armv8.6 `SMMLA`.
@@ -26,7 +28,8 @@ pub enum Isa {
 
 impl Isa {
     /// All, slowest first.
-    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::NeonDotprod, Isa::NeonI8mm];
+    pub const ALL: [Isa; 7] =
+        [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::AmxInt8, Isa::NeonDotprod, Isa::NeonI8mm];
 
     /// Name as in messages, options and reports.
     pub fn name(self) -> &'static str {
@@ -35,6 +38,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx512Vnni => "avx512-vnni",
+            Isa::AmxInt8 => "amx-int8",
             Isa::NeonDotprod => "neon-dotprod",
             Isa::NeonI8mm => "neon-i8mm",
         }
@@ -49,14 +53,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni => has_avx2() && std::arch::is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni => {
-                has_avx2()
-                    && std::arch::is_x86_feature_detected!("avx512f")
-                    && std::arch::is_x86_feature_detected!("avx512bw")
-                    && std::arch::is_x86_feature_detected!("avx512dq")
-                    && std::arch::is_x86_feature_detected!("avx512vl")
-                    && std::arch::is_x86_feature_detected!("avx512vnni")
-            }
+            Isa::Avx512Vnni => has_avx512_vnni(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AmxInt8 => has_avx512_vnni() && crate::kernel::amx::is_available(),
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDotprod => std::arch::is_aarch64_feature_detected!("dotprod"),
             #[cfg(target_arch = "aarch64")]
@@ -81,6 +80,16 @@ fn has_avx2() -> bool {
     std::arch::is_x86_feature_detected!("avx2")
         && std::arch::is_x86_feature_detected!("fma")
         && std::arch::is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512_vnni() -> bool {
+    has_avx2()
+        && std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512bw")
+        && std::arch::is_x86_feature_detected!("avx512dq")
+        && std::arch::is_x86_feature_detected!("avx512vl")
+        && std::arch::is_x86_feature_detected!("avx512vnni")
 }
 
 impl fmt::Display for Isa {
@@ -122,6 +131,13 @@ impl Supported {
     #[inline]
     pub(crate) fn isa(self) -> Isa {
         self.0
+    }
+
+    /// Whether the kernels in AVX-512 VNNI may run.
+    #[inline]
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn has_avx512_vnni(self) -> bool {
+        matches!(self.0, Isa::Avx512Vnni | Isa::AmxInt8)
     }
 }
 

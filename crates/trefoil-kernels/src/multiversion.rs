@@ -26,7 +26,7 @@ macro_rules! multiversion {
 
             match isa.isa() {
                 #[cfg(target_arch = "x86_64")]
-                crate::Isa::Avx512Vnni => {
+                crate::Isa::Avx512Vnni | crate::Isa::AmxInt8 => {
                     // SAFETY: `Supported` exists only for instruction sets that the processor was found to have.
                     unsafe { avx512($($argument),*) }
                 }

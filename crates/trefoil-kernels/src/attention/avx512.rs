@@ -38,15 +38,15 @@ macro_rules! for_each_row {
     }};
 }
 
-mod scores;
+pub(super) mod scores;
 
 /// What a block of keys contributes to the rows of a tile: a number per row.
 #[repr(C, align(64))]
-struct Contribution {
+pub(super) struct Contribution {
     /// α.
-    old: [f32; LANES],
+    pub(super) old: [f32; LANES],
     /// β.
-    new: [f32; LANES],
+    pub(super) new: [f32; LANES],
 }
 
 /// `O` and `l` of every row of the block. Rows that fill up the last tile are computed and not used.
@@ -59,8 +59,9 @@ pub(super) fn run(block: &Block<'_>, scratch: &mut Scratch<'_>) {
     pack_queries(block, &mut query[..tiles * tile_size]);
     state[..tiles * tile_size].fill(0.0);
     totals[..tiles * LANES].fill(0.0);
-    let scores: &mut [i32; TILE_SCORES] = scores.as_mut_array().expect("the scores of a row tile");
+    let scores: &mut [i32; TILE_SCORES] = scores[..TILE_SCORES].as_mut_array().expect("the scores of a row tile");
     let codes: &mut [i8; TILE_SCORES] = codes.as_mut_array().expect("the codes of a row tile");
+    let coding = Coding::new(block.sigma);
     let mut before: Option<Scored<'_>> = None;
     for key_block in 0..block.key_value.blocks() {
         let valid = block.key_value.valid(key_block);
@@ -81,8 +82,7 @@ pub(super) fn run(block: &Block<'_>, scratch: &mut Scratch<'_>) {
                     None => largest_scores(scores, columns),
                 }
             };
-            let coding = Coding::new(block.sigma, largest);
-            before = Some(Scored { tile, values, valid, is_first: key_block == 0, coding });
+            before = Some(Scored { tile, values, valid, is_first: key_block == 0, coding: &coding, largest });
         }
     }
     if let Some(last) = before {
@@ -103,12 +103,14 @@ struct Scored<'a> {
     valid: usize,
     /// Whether it is the first block.
     is_first: bool,
-    coding: Coding,
+    coding: &'a Coding,
+    /// The largest score of each row.
+    largest: OfRows<i32>,
 }
 
 impl Scored<'_> {
     fn before(&self) -> Before<'_> {
-        Before { coding: &self.coding, valid: self.valid }
+        Before { coding: self.coding, largest: &self.largest, valid: self.valid }
     }
 
     /// Adds the block to `O` and `l` of the tile, whose codes are there now; the largest scores of the next tile, of which there are as many
@@ -133,7 +135,7 @@ impl Scored<'_> {
         let state = &mut state[self.tile * size..][..size];
         // SAFETY: the caller's promise.
         unsafe {
-            let of_block = _mm512_loadu_si512(self.coding.largest.0.as_ptr().cast());
+            let of_block = _mm512_loadu_si512(self.largest.0.as_ptr().cast());
             let (maxima, totals) = (&mut maxima[numbers.clone()], &mut totals[numbers]);
             let contribution = update_rows((of_block, sums), self.coding.sigma, self.is_first, maxima, totals);
             match next {
@@ -212,7 +214,7 @@ fn sum_codes(codes: &[i8; TILE_SCORES], valid: usize) -> __m512i {
 /// # Safety
 /// The processor has AVX-512 VNNI; `maxima` and `totals` have [`LANES`] numbers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn update_rows(
+pub(super) unsafe fn update_rows(
     (of_block, sums): (__m512i, __m512i),
     sigma: f32,
     is_first: bool,

@@ -31,9 +31,22 @@ pub(super) const TILE_SCORES: usize = TILE_ROWS * KEY_BLOCK;
 /// Query rows that share a block of keys and values while it is in the second-level cache.
 const BLOCK_ROWS: usize = 120;
 
+/// The same for an instruction set, at most [`MOST_ROWS`].
+fn block_rows(isa: Supported) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if isa.isa() == crate::Isa::AmxInt8 {
+        return super::amx::BLOCK_ROWS;
+    }
+    let _ = isa;
+    BLOCK_ROWS
+}
+
+/// Most rows of a block.
+const MOST_ROWS: usize = 132;
+
 /// Numbers kept for a row tile: one per row, and a whole register of them.
 pub(super) const LANES: usize = 16;
-const _: () = assert!(TILE_ROWS <= LANES && BLOCK_ROWS.is_multiple_of(TILE_ROWS));
+const _: () = assert!(TILE_ROWS <= LANES && BLOCK_ROWS <= MOST_ROWS && MOST_ROWS.is_multiple_of(TILE_ROWS));
 
 /// Scales of INT8 attention, one per head.
 #[derive(Debug, Clone, Copy)]
@@ -101,11 +114,11 @@ impl Kernels {
             workspace,
             |count| sink.take_rows(count),
             |part| {
-                let mut scratch = Scratch::of(part.slot, head_dim);
+                let mut scratch = Scratch::of(part.slot, self.supported(), head_dim);
                 for head in 0..heads {
                     let sigma = (scales.query[head] * scales.key[head]) * per_root;
-                    for first in (0..part.rows).step_by(BLOCK_ROWS) {
-                        let rows = BLOCK_ROWS.min(part.rows - first);
+                    for first in (0..part.rows).step_by(block_rows(self.supported())) {
+                        let rows = block_rows(self.supported()).min(part.rows - first);
                         let query = query.part(part.first + first, rows);
                         let block = Block { isa: self.supported(), query, key_value, head, sigma };
                         block.run(&mut scratch);
@@ -123,7 +136,7 @@ impl Kernels {
 }
 
 /// Where a row's number lies among those of a block: a row tile has [`LANES`].
-fn lane_of(row: usize) -> usize {
+pub(super) fn lane_of(row: usize) -> usize {
     row / TILE_ROWS * LANES + row % TILE_ROWS
 }
 
@@ -138,13 +151,16 @@ pub(super) struct Block<'a> {
 
 /// One thread's scratch for a block of rows. Numbers of rows lie at [`lane_of`] them.
 pub(super) struct Scratch<'s> {
-    /// Of a row tile, × [`KEY_BLOCK`].
+    /// Of a row tile, × [`KEY_BLOCK`]; more where an instruction set wants it.
     pub(super) scores: &'s mut [i32],
     /// Of a row tile, × [`KEY_BLOCK`].
     pub(super) codes: &'s mut [i8],
     /// Repacked queries where an instruction set wants them, rows × head_dim.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no instruction set here repacks"))]
     pub(super) query: &'s mut [i8],
+    /// Repacked queries and codes for tiles of the tile unit.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "as above"))]
+    pub(super) tiles: &'s mut [i8],
     /// Sums of the queries where an instruction set wants them.
     query_sums: &'s mut [i32],
     /// `m`.
@@ -156,15 +172,23 @@ pub(super) struct Scratch<'s> {
 }
 
 impl<'s> Scratch<'s> {
-    fn of(slot: &'s mut Slot, head_dim: usize) -> Scratch<'s> {
-        const ROW_NUMBERS: usize = BLOCK_ROWS / TILE_ROWS * LANES;
-        let integers = lines(&mut slot.integers, TILE_SCORES + 2 * ROW_NUMBERS);
-        let (scores, integers) = integers.split_at_mut(TILE_SCORES);
+    fn of(slot: &'s mut Slot, isa: Supported, head_dim: usize) -> Scratch<'s> {
+        const ROW_NUMBERS: usize = MOST_ROWS / TILE_ROWS * LANES;
+        #[cfg(target_arch = "x86_64")]
+        let (scores, tiles) = match isa.isa() {
+            crate::Isa::AmxInt8 => (super::amx::INTEGERS, super::amx::tile_codes(head_dim)),
+            _ => (TILE_SCORES, 0),
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let (scores, tiles, _) = (TILE_SCORES, 0, isa);
+        let integers = lines(&mut slot.integers, scores + 2 * ROW_NUMBERS);
+        let (scores, integers) = integers.split_at_mut(scores);
         let (maxima, query_sums) = integers.split_at_mut(ROW_NUMBERS);
-        let floats = lines(&mut slot.floats, BLOCK_ROWS * head_dim + ROW_NUMBERS);
-        let (state, totals) = floats.split_at_mut(BLOCK_ROWS * head_dim);
-        let (codes, query) = lines(&mut slot.codes, TILE_SCORES + BLOCK_ROWS * head_dim).split_at_mut(TILE_SCORES);
-        Scratch { scores, codes, query, query_sums, maxima, totals, state }
+        let floats = lines(&mut slot.floats, MOST_ROWS * head_dim + ROW_NUMBERS);
+        let (state, totals) = floats.split_at_mut(MOST_ROWS * head_dim);
+        let (tiles, codes) = lines(&mut slot.codes, tiles + TILE_SCORES + MOST_ROWS * head_dim).split_at_mut(tiles);
+        let (codes, query) = codes.split_at_mut(TILE_SCORES);
+        Scratch { scores, codes, query, tiles, query_sums, maxima, totals, state }
     }
 }
 
@@ -172,8 +196,13 @@ impl Block<'_> {
     /// `O` and `l` of every row.
     fn run(&self, scratch: &mut Scratch<'_>) {
         #[cfg(target_arch = "x86_64")]
-        if self.isa.isa() == crate::Isa::Avx512Vnni {
-            return super::avx512::run(self, scratch);
+        {
+            if super::amx::suits(self) {
+                return super::amx::run(self, scratch);
+            }
+            if self.isa.has_avx512_vnni() {
+                return super::avx512::run(self, scratch);
+            }
         }
         self.run_generic(scratch);
     }

@@ -1,6 +1,8 @@
 //! Attention without an M × M matrix: blocks of query rows against blocks of keys with a running maximum.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float;
 mod int8;

@@ -13,10 +13,8 @@ use crate::rows::Operands;
 use std::arch::x86_64::*;
 use trefoil_weights::tile::TILE;
 
-/// Rows that the epilogue finishes together.
-const TOGETHER: usize = 2;
-/// Their registers.
-const VECTORS: usize = TOGETHER * TILE / LANES;
+/// Registers of the rows that the epilogue finishes together: two of them.
+pub(super) const TWO_ROWS: usize = 2 * TILE / LANES;
 
 /// A tile of sums on the way to its destination.
 pub(super) struct Finish<'a> {
@@ -31,17 +29,17 @@ pub(super) struct Finish<'a> {
 }
 
 impl Finish<'_> {
-    /// Stores what `sink` says of every row that is there.
+    /// Stores what `sink` says of every row that is there, `VECTORS` registers at a time.
     ///
     /// # Safety
     /// The processor has AVX-512 VNNI.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) unsafe fn store(&self, sink: &mut GemmSink<'_>) {
+    pub(super) unsafe fn store<const VECTORS: usize>(&self, sink: &mut GemmSink<'_>) {
         let Place { row, column, valid, .. } = self.at;
         let columns = column * TILE..column * TILE + valid;
         let present = [LANES.min(valid), valid.saturating_sub(LANES)].map(|lanes| ((1u32 << lanes) - 1) as __mmask16);
         match sink {
-            GemmSink::F32 { out, operands } => self.rows(|offset, values| {
+            GemmSink::F32 { out, operands } => self.rows::<VECTORS>(|offset, values| {
                 let at = out.row_mut(row + offset)[columns.clone()].as_mut_ptr();
                 for (half, (value, present)) in values.into_iter().zip(present).enumerate() {
                     let value = if *operands == Operands::F16 { round_f16(value) } else { value };
@@ -51,7 +49,7 @@ impl Finish<'_> {
             }),
             GemmSink::Codes { out, scale } => {
                 let inverse = _mm512_set1_ps(1.0 / *scale);
-                self.rows(|offset, values| {
+                self.rows::<VECTORS>(|offset, values| {
                     let at = out.row_and_gap(row + offset)[columns.start..][..TILE].as_mut_ptr();
                     for (half, (value, present)) in values.into_iter().zip(present).enumerate() {
                         let codes = _mm512_maskz_cvtepi32_epi8(present, codes(value, inverse));
@@ -62,7 +60,7 @@ impl Finish<'_> {
             }
             GemmSink::Residual { state, precision, .. } => {
                 let gate = self.parameters.gate.as_ref().map(|gate| vectors(gate));
-                self.rows(|offset, values| {
+                self.rows::<VECTORS>(|offset, values| {
                     let at = state.row_mut(row + offset)[columns.clone()].as_mut_ptr();
                     for (half, (value, present)) in values.into_iter().zip(present).enumerate() {
                         let at = at.wrapping_add(half * LANES);
@@ -84,7 +82,7 @@ impl Finish<'_> {
     /// Hands every row that is there to `sink`, finished: `act(acc·(s_x·s_j) + b_j + delta·(s_h·t_j))`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn rows(&self, mut sink: impl FnMut(usize, [__m512; TILE / LANES])) {
+    fn rows<const VECTORS: usize>(&self, mut sink: impl FnMut(usize, [__m512; TILE / LANES])) {
         let ColumnParameters { scale, bias, delta_scale, .. } = self.parameters;
         let (scale, bias, delta_scale) = (vectors(scale), vectors(bias), vectors(delta_scale));
         let of_row = |row_scale| {
@@ -93,7 +91,7 @@ impl Finish<'_> {
         };
         let mut row_scale = self.row_scales[0];
         let mut factors = of_row(row_scale);
-        for first in (0..self.at.count).step_by(TOGETHER) {
+        for first in (0..self.at.count).step_by(VECTORS * LANES / TILE) {
             let mut values = [_mm512_setzero_ps(); VECTORS];
             for (at, value) in values.iter_mut().enumerate() {
                 let (row, half) = (first + at / 2, at % 2);

@@ -48,7 +48,8 @@ impl Kernels {
                     first: part.first,
                     rows: part.rows,
                 };
-                gemm.run(&mut part.sink, &mut part.slot.integers);
+                let scratch = GemmScratch { sums: &mut part.slot.integers, codes: &mut part.slot.codes };
+                gemm.run(&mut part.sink, scratch);
             },
         );
         Ok(())
@@ -97,11 +98,28 @@ pub(super) struct Gemm<'a> {
     pub(super) rows: usize,
 }
 
+/// One thread's scratch for a product.
+pub(super) struct GemmScratch<'s> {
+    /// Sums of the rows' codes.
+    pub(super) sums: &'s mut Vec<i32>,
+    /// Repacked codes where an instruction set wants them.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no instruction set here repacks"))]
+    pub(super) codes: &'s mut Vec<i8>,
+}
+
 impl Gemm<'_> {
-    pub(super) fn run(&self, sink: &mut GemmSink<'_>, sums: &mut Vec<i32>) {
+    pub(super) fn run(&self, sink: &mut GemmSink<'_>, scratch: GemmScratch<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        let scratch = {
+            let mut scratch = scratch;
+            if super::amx::run(self, sink, &mut scratch) {
+                return;
+            }
+            scratch
+        };
         let shape = self.weights.shape;
         let block = row_block(shape.padded_in(), MOST_ROWS);
-        let sums = at_least(sums, 2 * MOST_ROWS);
+        let sums = at_least(scratch.sums, 2 * MOST_ROWS);
         let mut scratch = TileScratch::new();
         for first in (0..self.rows).step_by(block) {
             let rows = block.min(self.rows - first);
@@ -132,7 +150,7 @@ impl Gemm<'_> {
     }
 
     /// What the epilogue needs of a tile column.
-    fn parameters(&self, column: usize, valid: usize, sink: &GemmSink<'_>) -> ColumnParameters {
+    pub(super) fn parameters(&self, column: usize, valid: usize, sink: &GemmSink<'_>) -> ColumnParameters {
         let builder = ColumnParameters::columns(column * TILE, valid);
         let mut delta_scale = [0f32; TILE];
         if let Some(adapter) = &self.epilogue.adapter {
@@ -167,11 +185,11 @@ impl Gemm<'_> {
         let [row_scales, delta_row_scales] = self.row_scales(at);
         let activation = self.epilogue.activation;
         #[cfg(target_arch = "x86_64")]
-        if self.isa.isa() == crate::Isa::Avx512Vnni {
+        if self.isa.has_avx512_vnni() {
             let delta = has_delta.then_some(&*delta);
             let tile = super::avx512::Finish { acc, delta, row_scales, delta_row_scales, parameters, activation, at };
             // SAFETY: `self.isa` vouches for the instruction set.
-            return unsafe { tile.store(sink) };
+            return unsafe { tile.store::<{ super::avx512::TWO_ROWS }>(sink) };
         }
         let y = &mut y[..values];
         finish_int8(
@@ -187,6 +205,23 @@ impl Gemm<'_> {
         store_tile(self.isa, y, parameters, (at.row, at.column * TILE, at.valid), sink);
     }
 
+    /// The sums of the adapter's codes of some rows, if there is one and the instruction set wants them.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn sum_hidden(&self, first: usize, sums: &mut [i32]) {
+        if let Some(adapter) = self.epilogue.adapter.as_ref().filter(|_| self.isa.needs_row_sums()) {
+            self.sum_rows(&adapter.hidden, first, sums);
+        }
+    }
+
+    /// The product of the adapter for any number of rows, row tile by row tile.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn dot_hidden_rows(&self, at: Place, sums: &[i32], delta: &mut [i32]) {
+        for first in (0..at.count).step_by(TILE_ROWS) {
+            let tile = Place { row: at.row + first, count: TILE_ROWS.min(at.count - first), ..at };
+            self.dot_hidden(tile, &sums[first..], &mut delta[first * TILE..]);
+        }
+    }
+
     /// The product of the adapter; false where there is none.
     fn dot_hidden(&self, at: Place, sums: &[i32], delta: &mut [i32]) -> bool {
         let Some(Adapter { hidden, up, .. }) = &self.epilogue.adapter else { return false };
@@ -195,7 +230,8 @@ impl Gemm<'_> {
     }
 
     /// The scales of a tile's rows, and those of the adapter's; zeros where there are none.
-    fn row_scales(&self, at: Place) -> [[f32; TILE_ROWS]; 2] {
+    #[inline]
+    pub(super) fn row_scales(&self, at: Place) -> [[f32; TILE_ROWS]; 2] {
         let row = self.first + at.row;
         let of_hidden = |adapter: &Adapter<'_>| scales_of(&adapter.hidden.scale, row, at.count);
         [

@@ -1,6 +1,8 @@
 //! GEMM with a fused epilogue: INT8 ([`int8`]) and float ([`float`]).
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod epilogue;
 mod float;

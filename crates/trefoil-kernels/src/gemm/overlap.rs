@@ -28,7 +28,7 @@ pub(super) fn run(gemm: &Gemm<'_>, (first, rows): (usize, usize), sums: &[i32], 
         return 0;
     };
     let shape = gemm.weights.shape;
-    if gemm.isa.isa() != crate::Isa::Avx512Vnni
+    if !gemm.isa.has_avx512_vnni()
         || gemm.epilogue.adapter.is_some()
         || !shape.d_out.is_multiple_of(TILE)
         || shape.padded_in() < VECTORS * TILE

@@ -4,6 +4,8 @@
 //! they lie: four activations at a time (one broadcast per row) and 128 bytes of weights (32 columns × 4 inputs).
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -44,8 +46,13 @@ pub(crate) use for_each_group;
 /// Rows of a block, whole row tiles and at most `most` (a multiple of them), so that `rows` are cut into as few blocks as
 /// possible of about the same size: a last block of a few rows would pay for the panels of a whole one.
 pub(crate) fn even_step(rows: usize, most: usize) -> usize {
-    debug_assert!(most.is_multiple_of(TILE_ROWS) && most > 0, "blocks of {most} rows");
-    rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(TILE_ROWS).max(TILE_ROWS)
+    even_step_of(rows, most, TILE_ROWS)
+}
+
+/// As [`even_step`] in tiles of `tile` rows.
+pub(crate) fn even_step_of(rows: usize, most: usize, tile: usize) -> usize {
+    debug_assert!(most.is_multiple_of(tile) && most > 0, "blocks of {most} rows");
+    rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(tile).max(tile)
 }
 
 /// Operands of an INT8 tile.
@@ -106,7 +113,7 @@ impl FmaTile<'_> {
 impl Supported {
     /// Whether [`Supported::dot_tile`] reads [`DotTile::row_sums`].
     pub(crate) fn needs_row_sums(self) -> bool {
-        matches!(self.isa(), Isa::Avx512Vnni | Isa::AvxVnni)
+        matches!(self.isa(), Isa::AmxInt8 | Isa::Avx512Vnni | Isa::AvxVnni)
     }
 
     /// `out[r][c] = Σ_i a[r][i]·w[i][c]` for `rows` rows (stride `ldc`) and 32 columns. Exact.
@@ -116,7 +123,7 @@ impl Supported {
         match self.isa() {
             // SAFETY: `Supported` vouches for the instruction set, `check` for the bounds that each kernel states.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni => unsafe { avx512::dot_tile(tile, out, ldc) },
+            Isa::Avx512Vnni | Isa::AmxInt8 => unsafe { avx512::dot_tile(tile, out, ldc) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni => unsafe { avx_vnni::dot_tile(tile, out, ldc) },
@@ -141,7 +148,7 @@ impl Supported {
         match self.isa() {
             // SAFETY: `Supported` vouches for the instruction set, `check` for the bounds that each kernel states.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni => unsafe { avx512::fma_tile(tile, out, ldc) },
+            Isa::Avx512Vnni | Isa::AmxInt8 => unsafe { avx512::fma_tile(tile, out, ldc) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni => unsafe { avx2::fma_tile(tile, out, ldc) },
@@ -159,6 +166,9 @@ impl Supported {
             // SAFETY: `Supported` vouches for the instruction set; no memory is touched.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => Some(unsafe { avx512::dot_peak(rounds) }),
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::AmxInt8 => Some(unsafe { amx::dot_peak(rounds) }),
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni => Some(unsafe { avx_vnni::dot_peak(rounds) }),
@@ -180,7 +190,7 @@ impl Supported {
         match self.isa() {
             // SAFETY: `Supported` vouches for the instruction set; no memory is touched.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni => Some(unsafe { avx512::fma_peak(rounds) }),
+            Isa::Avx512Vnni | Isa::AmxInt8 => Some(unsafe { avx512::fma_peak(rounds) }),
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni => Some(unsafe { avx2::fma_peak(rounds) }),
@@ -195,7 +205,7 @@ impl Supported {
 /// `sums[r] = Σ a[r·lda ..][..k]`.
 pub(crate) fn row_sums(isa: Supported, a: &[i8], lda: usize, k: usize, sums: &mut [i32]) {
     #[cfg(target_arch = "x86_64")]
-    if isa.isa() == Isa::Avx512Vnni {
+    if isa.has_avx512_vnni() {
         // SAFETY: `Supported` vouches for the instruction set.
         return unsafe { avx512::row_sums(a, lda, k, sums) };
     }

@@ -135,7 +135,7 @@ impl Norm<'_> {
         let columns = input.columns();
         let per_column = 1.0 / columns as f32;
         #[cfg(target_arch = "x86_64")]
-        if isa.isa() == crate::Isa::Avx512Vnni
+        if isa.has_avx512_vnni()
             && self.fills_registers()
             && let RowSink::Codes { out, scale } = sink
         {

@@ -37,21 +37,41 @@ impl Keys<'_> {
 /// A number per row of a tile.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct OfRows<T>(pub(super) [T; LANES]);
+pub(in crate::attention) struct OfRows<T>(pub(in crate::attention) [T; LANES]);
 
 /// What turns scores into codes.
 #[repr(C)]
-pub(super) struct Coding {
-    /// The largest score of each row.
-    pub(super) largest: OfRows<i32>,
+pub(in crate::attention) struct Coding {
     pub(super) sigma: f32,
     fraction: [f32; EXP2_FRACTION.len()],
     max_code: f32,
 }
 
 impl Coding {
-    pub(super) fn new(sigma: f32, largest: OfRows<i32>) -> Coding {
-        Coding { largest, sigma, fraction: EXP2_FRACTION, max_code: MAX_CODE }
+    pub(in crate::attention) fn new(sigma: f32) -> Coding {
+        Coding { sigma, fraction: EXP2_FRACTION, max_code: MAX_CODE }
+    }
+
+    /// [`crate::math::exp2_code`] of sixteen scores of a row whose largest is `largest`, 32 bits each. The same additions and products, with
+    /// two shorter ways.
+    ///
+    /// - `f = x − round(x)` is one instruction.
+    /// - `2ⁿ` is multiplied by an instruction that takes any n, so nothing needs a bound. It comes after the factor 127, which changes no
+    ///   bit of a number that is not tiny, and tiny ones have code 0.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    pub(in crate::attention) fn codes(&self, scores: __m512i, largest: i32) -> __m512i {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        let difference = _mm512_sub_epi32(scores, _mm512_set1_epi32(largest));
+        let x = _mm512_mul_ps(_mm512_cvtepi32_ps(difference), _mm512_set1_ps(self.sigma));
+        let f = _mm512_reduce_ps::<NEAREST>(x);
+        let mut p = _mm512_set1_ps(self.fraction[0]);
+        for &coefficient in &self.fraction[1..] {
+            p = _mm512_add_ps(_mm512_mul_ps(p, f), _mm512_set1_ps(coefficient));
+        }
+        let scaled = _mm512_scalef_ps(_mm512_mul_ps(p, _mm512_set1_ps(self.max_code)), _mm512_sub_ps(x, f));
+        // What is no number has code 0 in its lowest byte.
+        _mm512_cvt_roundps_epi32::<NEAREST>(scaled)
     }
 }
 
@@ -75,33 +95,17 @@ impl Cursor {
         codes: std::ptr::null_mut(),
     };
 
-    /// [`crate::math::exp2_code`] of sixteen scores: half `half` of the row `row` from here. The same additions and products, with two
-    /// shorter ways.
-    ///
-    /// - `f = x − round(x)` is one instruction.
-    /// - `2ⁿ` is multiplied by an instruction that takes any n, so nothing needs a bound. It comes after the factor 127, which changes no
-    ///   bit of a number that is not tiny, and tiny ones have code 0.
+    /// Codes of sixteen scores: half `half` of the row `row` from here.
     ///
     /// # Safety
     /// The row is there.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn code(self, row: usize, half: usize) {
-        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         // SAFETY: the caller's promise; `coding` lives as long as the cursor is used.
         unsafe {
             let scores = _mm512_loadu_si512(self.scores.add(row * TILE + half * LANES).cast());
-            let difference = _mm512_sub_epi32(scores, _mm512_set1_epi32(*self.largest.add(row)));
-            let x = _mm512_mul_ps(_mm512_cvtepi32_ps(difference), _mm512_set1_ps((*self.coding).sigma));
-            let f = _mm512_reduce_ps::<NEAREST>(x);
-            let mut p = _mm512_set1_ps((*self.coding).fraction[0]);
-            for coefficient in 1..EXP2_FRACTION.len() {
-                p = _mm512_add_ps(_mm512_mul_ps(p, f), _mm512_set1_ps((*self.coding).fraction[coefficient]));
-            }
-            let scaled =
-                _mm512_scalef_ps(_mm512_mul_ps(p, _mm512_set1_ps((*self.coding).max_code)), _mm512_sub_ps(x, f));
-            // What is no number has code 0 in its lowest byte.
-            let codes = _mm512_cvtepi32_epi8(_mm512_cvt_roundps_epi32::<NEAREST>(scaled));
+            let codes = _mm512_cvtepi32_epi8((*self.coding).codes(scores, *self.largest.add(row)));
             _mm_storeu_si128(self.codes.add(row * KEY_BLOCK + half * LANES).cast(), codes);
         }
     }
@@ -118,6 +122,8 @@ impl Cursor {
 #[derive(Clone, Copy)]
 pub(super) struct Before<'a> {
     pub(super) coding: &'a Coding,
+    /// The largest score of each row.
+    pub(super) largest: &'a OfRows<i32>,
     pub(super) valid: usize,
 }
 
@@ -220,7 +226,7 @@ pub(super) unsafe fn scores_of_tile(
         let scores = scores.wrapping_add(column * COLUMN_SCORES);
         let cursor = before.filter(|_| column < columns_before).map(|before| Cursor {
             coding: before.coding,
-            largest: before.coding.largest.0.as_ptr(),
+            largest: before.largest.0.as_ptr(),
             scores,
             codes: codes.as_mut_ptr().wrapping_add(first),
         });
@@ -274,7 +280,7 @@ pub(super) unsafe fn codes_of_tile(before: Before<'_>, scores: &[i32; TILE_SCORE
     for column in 0..before.columns() {
         let cursor = Cursor {
             coding: before.coding,
-            largest: before.coding.largest.0.as_ptr(),
+            largest: before.largest.0.as_ptr(),
             scores: scores[column * COLUMN_SCORES..].as_ptr(),
             codes: codes.as_mut_ptr().wrapping_add(column * TILE),
         };
@@ -320,9 +326,11 @@ mod tests {
                 for (at, (score, difference)) in scores.iter_mut().zip(differences).enumerate() {
                     *score = largest(place(at).0) - difference;
                 }
-                let coding = Coding::new(sigma, OfRows(std::array::from_fn(largest)));
+                let (coding, of_rows) = (Coding::new(sigma), OfRows(std::array::from_fn(largest)));
                 // SAFETY: the processor has the instruction set.
-                unsafe { codes_of_tile(Before { coding: &coding, valid: KEY_BLOCK }, &scores, &mut codes) };
+                unsafe {
+                    codes_of_tile(Before { coding: &coding, largest: &of_rows, valid: KEY_BLOCK }, &scores, &mut codes);
+                }
                 for (at, difference) in differences.iter().enumerate() {
                     let (row, key) = place(at);
                     let want = exp2_code(-difference as f32 * sigma);
