@@ -189,7 +189,7 @@ fn what_several_models_cannot_have_is_told_in_a_line() {
         (vec!["--rate", "30,5", "--method", "concurrent"], "leave --method out"),
         (vec!["--input", "x.npz"], "--input is for one model"),
         (vec!["--profile", "p.json"], "--profile is for one model"),
-        (vec!["--objective", "throughput"], "throughput is for streams"),
+        (vec!["--objective", "throughput"], "plans rounds"),
         (vec!["--objective", "energy", "--rate", "3,3"], "--objective energy is for rounds"),
         (vec!["--objective", "energy", "--method", "concurrent"], "compares all arrangements"),
         (vec!["--shape", "nothing=1,2"], "none of the models has"),

@@ -232,7 +232,10 @@ fn engines_in_processes_share_one_copy_of_the_weights() {
     let artefact = &memory["artefacts"][0];
     let (all, once) = (artefact["resident_bytes"].as_u64().unwrap(), artefact["proportional_bytes"].as_u64().unwrap());
     let size = artefact["bytes"].as_u64().unwrap();
-    assert!(once <= size + size / 20 && all > once + once / 2, "{pipeline:#}");
+    assert!(once <= size + size / 20, "{pipeline:#}");
+    // On a machine whose cores are not free alike, one engine may get all blocks.
+    let cut = pipeline["cut"].as_u64().unwrap();
+    assert!(cut.is_multiple_of(12) || all > once + once / 2, "{pipeline:#}");
     assert!(processes.iter().all(|process| process["resident"]["anonymous_bytes"].as_u64() > Some(0)));
     let parallel = configuration(&report, "data-parallel");
     assert!(parallel["weights_over_artefact"].as_f64() > Some(1.5), "{parallel:#}");
