@@ -3,6 +3,7 @@
 use crate::cli::{MeasureArgs, ObjectiveArg, PlanningArgs};
 use crate::error::CliError;
 use trefoil_core::UnitAddress;
+use trefoil_core::profile::above_idle;
 use trefoil_plan::{METHODS, PlanError, SEVERAL_METHODS};
 
 /// Planners of exactly two requests.
@@ -69,6 +70,9 @@ fn unknown<'n>(method: &str, have: impl Iterator<Item = &'n str>) -> CliError {
 fn check_power(objective: ObjectiveArg, units: &[UnitAddress], measure: &MeasureArgs) -> Result<(), CliError> {
     if objective != ObjectiveArg::Energy || trefoil_profile::power_is_metered() {
         return Ok(());
+    if let Some(idle) = measure.watts.iter().rfind(|watts| watts.unit == "idle") {
+        measure.watts.iter().try_for_each(|unit| above_idle(&unit.unit, unit.watts, idle.watts))?;
+    }
     }
     let whole = |unit: &UnitAddress| UnitAddress { cores: Vec::new(), ..unit.clone() };
     let declared = |unit: &UnitAddress| {
@@ -126,6 +130,8 @@ mod tests {
         if !trefoil_profile::power_is_metered() {
             assert!(
                 told("-u rten:CPU --objective energy --watts idle=3").unwrap_err().contains("--watts rten:CPU=WATTS")
+        let message = told("-u rten:CPU --watts idle=30 --watts rten:CPU=25").unwrap_err();
+        assert!(message.contains("rten:CPU is said to draw 25 W while it works, less than the 30 W"), "{message}");
             );
         }
     }
