@@ -226,6 +226,9 @@ pub fn requests(certificate: &Value, schedule: &Schedule) -> Result<(), CheckErr
             Some(_) if weighted => CERTIFICATE.number(request, "weight")?,
             None if !weighted => 1.0,
             Some(_) => {
+    if stated.is_empty() && weighted {
+        return Err(CERTIFICATE.fail("it states no requests, whose completions the claim weighs"));
+    }
                 return Err(
                     CERTIFICATE.fail(format!("requests[{at}] states a weight, which this claim does not count"))
                 );
