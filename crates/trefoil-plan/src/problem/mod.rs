@@ -11,14 +11,15 @@ mod convert;
 mod schedule;
 
 pub(crate) use build::{Instance, Link};
+pub(crate) use convert::run;
 pub(crate) use schedule::MEMORY;
 pub use schedule::{Evaluation, Schedule, Score, Step};
 
 use crate::PlanError;
 use crate::engine::{Platform, Rows};
 use crate::factors::{Factors, class_index};
-use trefoil_core::{OperatorClass, OperatorId, TensorId, UnitAddress};
 use trefoil_core::profile::above_idle;
+use trefoil_core::{OperatorClass, OperatorId, TensorId, UnitAddress};
 
 /// A unit of the problem.
 #[derive(Debug, Clone, PartialEq)]
@@ -196,11 +197,11 @@ impl Problem {
             if let Some(watts) = watts.iter().flatten().find(|watts| !watts.is_finite() || **watts < 0.0) {
                 return Err(bad(format!("unit {} or idling draws {watts} W", unit.address)));
             }
-        }
             // Of several profiles one may tell the unit's power and another the idle machine's.
             if let [Some(watts), Some(idle)] = watts {
                 above_idle(&unit.address.to_string(), watts, idle)?;
             }
+        }
         if let Some(factor) = factors.bad() {
             return Err(bad(format!("a slowdown factor is {factor}, which is not above 0 and finite")));
         }

@@ -6,7 +6,7 @@ use crate::error::CliError;
 use serde::Deserialize;
 use std::path::Path;
 use trefoil_core::{OperatorGraph, Plan, Profile, TensorId};
-use trefoil_plan::{Application, ConcurrentRequest, PlanRequest, Stage, StageLink};
+use trefoil_plan::{Application, ConcurrentRequest, PlanOptions, PlanRequest, Stage, StageLink};
 
 /// Operator executions of one workload at most: a plan lists each, and the search looks at all of them again and again.
 const MOST_EXECUTIONS: u64 = 100_000;
@@ -135,7 +135,9 @@ pub fn plan<'a>(
         pins: args.planning.pins.clone(),
         ..ConcurrentRequest::new(applications)
     };
-    let plan = trefoil_plan::concurrent(&asked, &args.planning.options())?;
+    // As without a workload: only `auto` chooses modes of units, and no certificate knows them in plans of several models.
+    let modes = args.planning.method == "auto" && args.certificate.is_none();
+    let plan = trefoil_plan::concurrent(&asked, &PlanOptions { modes, ..args.planning.options() })?;
     let requests = order
         .into_iter()
         .map(|at| {
