@@ -391,6 +391,10 @@ fn modes_are_planned_by_name_certified_and_refused_for_all_else() {
         paper["bound"]["value"] = serde_json::json!(4.4);
         let error = trefoil_check::check(&paper, &profile).unwrap_err().to_string();
         assert!(error.contains("4 ms on a mode"), "{error}");
+        // No other planner has costs there to have planned with.
+        paper["method"] = serde_json::json!("interval");
+        let error = trefoil_check::check(&paper, &profile).unwrap_err().to_string();
+        assert!(error.contains("method `interval` has no costs to plan with on a:CPU@1"), "{error}");
     }
     let energy = PlanRequest { objective: Objective::Energy, ..request.clone() };
     let found = plan("single:a:CPU@0", &energy).unwrap();

@@ -91,6 +91,20 @@ pub fn plan<'a>(
         if app.deadline_ms.is_some_and(|deadline| !deadline.is_finite() || deadline < 0.0) {
             return Err(fail(format!("application {number} has a deadline that is no number of milliseconds")));
         }
+        if !app.weight.is_finite() || app.weight <= 0.0 {
+            return Err(fail(format!("application {number} has a weight of {}, which is not above 0", app.weight)));
+        }
+        if ![app.offset_ms, app.period_ms].iter().all(|ms| ms.is_finite() && *ms >= 0.0) {
+            return Err(fail(format!(
+                "application {number} has an offset or period that is no number of milliseconds"
+            )));
+        }
+        let last = app.offset_ms + f64::from(app.items - 1) * app.period_ms + app.deadline_ms.unwrap_or(0.0);
+        if !last.is_finite() {
+            return Err(fail(format!(
+                "application {number} has items that arrive or are due after the end of all numbers"
+            )));
+        }
         let mut stages = Vec::new();
         for entry in &app.stages {
             let profile = profiles.get(entry.profile).ok_or_else(|| {
@@ -119,9 +133,6 @@ pub fn plan<'a>(
             .iter()
             .map(|link| Ok(StageLink { from: find(&link.from)?, to: find(&link.to)? }))
             .collect::<Result<_, CliError>>()?;
-        if ![app.offset_ms, app.period_ms].iter().all(|ms| ms.is_finite() && *ms >= 0.0) {
-            return Err(fail("an offset or period is no number of milliseconds".to_owned()));
-        }
         let mut application = Application { stages, links, ..first(profiles)? }
             .every(app.items, app.offset_ms, app.period_ms)
             .weighing(app.weight);
