@@ -108,21 +108,29 @@ fn each(value: &Value, key: &str, known: &[&str]) -> Result<(), CheckError> {
     listed(value, key).iter().enumerate().try_for_each(|(at, item)| only(item, &format!("{key}[{at}]"), known))
 }
 
-/// Prices by unit name units that there are.
+/// Prices by unit name units that there are, and are numbers: two by class of work in `priced-load` and `placements`, else one.
 pub fn unit_names(certificate: &Value, machine: &Machine) -> Result<(), CheckError> {
-    let check = |prices: &Value| match prices.as_object() {
-        Some(prices) => prices.keys().try_for_each(|name| {
-            if machine.units.iter().any(|unit| unit.address == *name) {
-                Ok(())
-            } else {
-                Err(CERTIFICATE.fail(format!("a proof states a price of `{name}`, which is not among the units")))
+    let check = |prices: &Value, classes: Option<usize>| match prices.as_object() {
+        Some(prices) => prices.iter().try_for_each(|(name, price)| {
+            if machine.units.iter().all(|unit| unit.address != *name) {
+                return Err(
+                    CERTIFICATE.fail(format!("a proof states a price of `{name}`, which is not among the units"))
+                );
             }
+            let fits = match (classes, price) {
+                (Some(count), Value::Array(list)) => list.len() == count && list.iter().all(Value::is_number),
+                (classes, price) => classes.is_none() && price.is_number(),
+            };
+            let wanted = classes.map_or("a number".to_owned(), |count| format!("a list of {count} numbers"));
+            if fits { Ok(()) } else { Err(CERTIFICATE.fail(format!("the price of `{name}` is {price}, not {wanted}"))) }
         }),
         None => Ok(()),
     };
     for proof in listed(&certificate["bound"], "proofs") {
-        ["weights", "tail", "memory"].iter().try_for_each(|key| check(&proof[*key]))?;
-        listed(proof, "cuts").iter().try_for_each(|cut| check(&cut["weights"]))?;
+        let by_class = matches!(text(proof, "kind"), Some("priced-load" | "placements"));
+        check(&proof["weights"], by_class.then_some(2))?;
+        ["tail", "memory"].iter().try_for_each(|key| check(&proof[*key], None))?;
+        listed(proof, "cuts").iter().try_for_each(|cut| check(&cut["weights"], None))?;
     }
     Ok(())
 }
@@ -163,6 +171,12 @@ pub fn method(certificate: &Value, machine: &Machine, schedule: &Schedule) -> Re
     };
     if !rules.contains(&rule) {
         return Err(CERTIFICATE.fail(format!("claim rule `{rule}` is not for the objective `{objective}`")));
+    }
+    if let (None, Some(mode)) = (single, machine.units.iter().find(|unit| unit.is_mode)) {
+        return Err(CheckError::Claim(format!(
+            "method `{method}` has no costs to plan with on {}, on which only whole models were measured",
+            mode.address
+        )));
     }
     let serial = matches!(method, "interval" | "imported") || single.is_some();
     let fits = match rule {
@@ -212,6 +226,9 @@ pub fn requests(certificate: &Value, schedule: &Schedule) -> Result<(), CheckErr
         }
     }
     let stated = listed(certificate, "requests");
+    if stated.is_empty() && weighted {
+        return Err(CERTIFICATE.fail("it states no requests, whose completions the claim weighs"));
+    }
     if stated.is_empty() {
         return unasked(text(certificate, "method").unwrap_or_default(), &executed);
     }

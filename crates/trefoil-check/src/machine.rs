@@ -191,6 +191,12 @@ impl Machine {
         for profile in profiles {
             machine.add(profile)?;
         }
+        // The bounds on energy take every unit to draw at least what the idle machine draws.
+        if let Some(idle) = machine.idle_watts
+            && let Some(unit) = machine.units.iter().find(|unit| unit.watts.is_some_and(|watts| watts < idle))
+        {
+            return Err(PROFILE.fail(format!("{} draws less while it works than the idle machine", unit.address)));
+        }
         Ok(machine)
     }
 

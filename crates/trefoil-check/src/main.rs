@@ -59,9 +59,9 @@ fn describe(verdict: &Verdict) -> String {
             lines.push(format!("bound proven: {bound:.6} {unit} ({}): optimal", verdict.proofs.join(", ")));
         }
         (Some(bound), gap) => lines.push(format!(
-            "bound proven: {bound:.6} {unit} ({}), gap {:.2}%",
+            "bound proven: {bound:.6} {unit} ({}), {}",
             verdict.proofs.join(", "),
-            gap.unwrap_or(0.0) * 100.0
+            gap.map_or("no gap to a bound of 0".to_owned(), |gap| format!("gap {:.2}%", gap * 100.0))
         )),
     }
     if verdict.bound.is_some() {
@@ -72,4 +72,26 @@ fn describe(verdict: &Verdict) -> String {
         lines.push(format!("over plans on {}{pinned}", verdict.units.join(", ")));
     }
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_of_nothing_has_no_gap() {
+        let verdict = |bound: f64| Verdict {
+            objective: "latency".to_owned(),
+            value: 2.0,
+            makespan_ms: 2.0,
+            bound: Some(bound),
+            proofs: vec!["path".to_owned()],
+            tasks: 1,
+            estimated: 0,
+            units: vec!["a:CPU".to_owned()],
+            pinned: 0,
+        };
+        assert!(describe(&verdict(0.0)).contains("(path), no gap to a bound of 0"), "{}", describe(&verdict(0.0)));
+        assert!(describe(&verdict(1.0)).contains("(path), gap 100.00%"));
+    }
 }

@@ -10,6 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const CERTIFICATE: Reader = Reader("certificate");
 
+/// What rounding does to a point in time, relative: some tens of the last binary place.
+const ROUNDING: f64 = 1e-14;
+
 /// Model, item and iteration.
 pub type Execution = (usize, u64, u64);
 
@@ -192,24 +195,54 @@ impl Schedule {
         own.map(|task| task.end).fold(0.0, f64::max)
     }
 
-    /// Slack for comparing points in time.
-    fn slack(&self) -> f64 {
-        TOLERANCE * 1e-2 * self.makespan().max(1e-6)
+    /// Slack for comparing points in time with a task's start: what rounding does to numbers of that size, and a part of the task that
+    /// nobody can use. The end of the schedule has no say: one late task would let all others happen at once.
+    fn slack(task: &Task) -> f64 {
+        ROUNDING * task.start.max(task.end) + TOLERANCE * 1e-2 * task.ms
+    }
+
+    /// Times make sense: nothing ends before it starts or starts before it arrives, and every task is long enough for times of its size to
+    /// tell it from none.
+    fn verify_times(&self) -> Result<(), CheckError> {
+        for (index, task) in self.tasks.iter().enumerate() {
+            let slack = Self::slack(task);
+            let fail = |what: String| Err(CheckError::Schedule(format!("task {index} {what}")));
+            if task.end < task.start || task.start < self.arrival(task.of.0, task.of.1) - slack {
+                return fail("ends before it starts, or starts before it arrives".to_owned());
+            }
+            if task.ms > 0.0 && slack > 1e-3 * task.ms {
+                return fail(format!("ends at {} ms, a time so late that its {} ms do not show", task.end, task.ms));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every task starts when something else ends or arrives: planners wait for nothing else, and who does may claim any makespan.
+    fn verify_starts(&self) -> Result<(), CheckError> {
+        let works = self.tasks.iter().filter(|task| task.end > task.start);
+        let mut events: Vec<f64> = std::iter::once(0.0).chain(self.arrivals.values().copied()).collect();
+        events.extend(works.map(|task| task.end));
+        events.sort_by(f64::total_cmp);
+        for (index, task) in self.tasks.iter().enumerate() {
+            let slack = Self::slack(task);
+            let at = events.partition_point(|&event| event < task.start - slack);
+            if events.get(at).is_none_or(|&event| event > task.start + slack) {
+                return Err(CheckError::Schedule(format!(
+                    "task {index} starts at {} ms, when nothing ends or arrives",
+                    task.start
+                )));
+            }
+        }
+        Ok(())
     }
 
     pub fn verify(&self, models: &[Model], machine: &Machine) -> Result<(), CheckError> {
         self.verify_memory(models, machine)?;
-        let slack = self.slack();
-        for (index, task) in self.tasks.iter().enumerate() {
-            if task.end < task.start - slack || task.start < self.arrival(task.of.0, task.of.1) - slack {
-                return Err(CheckError::Schedule(format!(
-                    "task {index} ends before it starts, or starts before it arrives"
-                )));
-            }
-        }
+        self.verify_times()?;
         self.verify_resources(machine)?;
         self.verify_data(models, machine)?;
-        self.verify_progress(machine)
+        self.verify_progress(machine)?;
+        self.verify_starts()
     }
 
     /// No unit holds more weights than its memory has; an operator's count once per unit that computes it.
@@ -249,7 +282,8 @@ impl Schedule {
                 a.start.total_cmp(&b.start).then(a.end.total_cmp(&b.end))
             });
             for pair in list.windows(2) {
-                if self.tasks[pair[1]].start < self.tasks[pair[0]].end - self.slack() {
+                let next = &self.tasks[pair[1]];
+                if next.start < self.tasks[pair[0]].end - Self::slack(next) {
                     return Err(CheckError::Schedule(format!(
                         "tasks {} and {} hold resource {resource} at once",
                         pair[0], pair[1]
@@ -262,7 +296,6 @@ impl Schedule {
 
     /// Whatever a task reads is there when it starts.
     fn verify_data(&self, models: &[Model], machine: &Machine) -> Result<(), CheckError> {
-        let slack = self.slack();
         let mut brought: BTreeMap<(Execution, usize, usize), &Task> = BTreeMap::new();
         let mut handed: BTreeMap<(Execution, usize), &Task> = BTreeMap::new();
         for (index, task) in self.tasks.iter().enumerate() {
@@ -277,7 +310,7 @@ impl Schedule {
                     if source.unit != from {
                         return fail("from a unit that does not make it");
                     }
-                    if task.start < source.end - slack {
+                    if task.start < source.end - Self::slack(task) {
                         return fail("before it is made");
                     }
                 }
@@ -318,7 +351,7 @@ impl Schedule {
                         Source::Host(_) if model.host_transfer(tensor, task.unit, machine, false) == 0.0 => Some(0.0),
                         Source::Host(of) => brought(of, tensor),
                     };
-                    if arrives.is_none_or(|arrives| task.start < arrives - slack) {
+                    if arrives.is_none_or(|arrives| task.start < arrives - Self::slack(task)) {
                         return Err(CheckError::Schedule(format!(
                             "task {index} starts before tensor {tensor}, which operator {at} reads, is on its unit"
                         )));
@@ -383,7 +416,7 @@ impl Schedule {
             }
         });
         for (index, task) in self.tasks.iter().enumerate() {
-            if (progress[index] - task.ms).abs() > TOLERANCE * task.ms + self.slack() {
+            if (progress[index] - task.ms).abs() > TOLERANCE * task.ms + Self::slack(task) {
                 return Err(CheckError::Schedule(format!(
                     "task {index} costs {} ms but from {} to {} it gets {} ms done",
                     task.ms, task.start, task.end, progress[index]

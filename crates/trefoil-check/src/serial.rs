@@ -126,6 +126,10 @@ pub fn chain(proof: &Value, ground: &Ground<'_>) -> Result<f64, CheckError> {
     if potentials.len() != count + 1 {
         return Err(CERTIFICATE.fail("potentials of another number of operators"));
     }
+    // Nothing reads them, so nothing else would notice.
+    if potentials[0].iter().any(|&potential| potential != 0.0) {
+        return Err(CheckError::Bound("potentials before the first operator are not 0".to_owned()));
+    }
     let memory = Prices::read(proof, ground)?;
     // Measured intervals by start; every other interval follows from prefix sums.
     let mut measured: Vec<BTreeMap<(usize, usize), f64>> = vec![BTreeMap::new(); units];

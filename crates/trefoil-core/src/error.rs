@@ -104,6 +104,18 @@ pub enum CoreError {
         /// What it should be.
         what: String,
     },
+    /// A unit that draws less while it works than the machine does while nothing runs.
+    #[error(
+        "{unit} is said to draw {watts} W while it works, less than the {idle} W of the idle machine; correct either (`--watts {unit}=…`, `--watts idle=…`)"
+    )]
+    BelowIdle {
+        /// The unit.
+        unit: String,
+        /// Its power as text.
+        watts: String,
+        /// The idle machine's power as text.
+        idle: String,
+    },
     /// A file of a version this build does not read.
     #[error("{format} version {found} is not readable by this Trefoil (it reads {supported}); {hint}")]
     Version {

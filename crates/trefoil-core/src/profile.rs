@@ -109,7 +109,37 @@ impl Profile {
         MeasurementId::new(subject, units, number as u32)
     }
 
-    /// Checks format, version, units (none twice), graphs and numbers (finite, not negative).
+    /// Checks that watts are numbers, and that no unit draws less while it works than the idle machine: the energy of a plan is
+    /// idle power for as long as it takes and what the busy units draw above that, and no bound on it allows for less.
+    ///
+    /// # Errors
+    /// [`CoreError::BadNumber`], [`CoreError::BelowIdle`].
+    pub fn check_watts(&self) -> Result<(), CoreError> {
+        if let Some((name, watts)) = self.declared_watts.iter().find(|(_, watts)| !watts.is_finite() || **watts < 0.0) {
+            return Err(CoreError::BadNumber {
+                place: format!("declared power of {name}"),
+                value: watts.to_string(),
+                what: "power".to_owned(),
+            });
+        }
+        let Some(&idle) = self.declared_watts.get("idle") else { return Ok(()) };
+        // The newest reading counts, and what was declared where the last one failed.
+        let mut watts = self.declared_watts.clone();
+        for measurement in &self.measurements {
+            let (Subject::Power, [unit]) = (&measurement.subject, measurement.units.as_slice()) else { continue };
+            let unit = unit.to_string();
+            let declared = self.declared_watts.get(&unit).copied();
+            let measured =
+                if let Outcome::Value { value } = &measurement.outcome { Some(value.median) } else { declared };
+            match measured {
+                Some(measured) => watts.insert(unit, measured),
+                None => watts.remove(&unit),
+            };
+        }
+        watts.iter().try_for_each(|(unit, &watts)| above_idle(unit, watts, idle))
+    }
+
+    /// Checks format, version, units (none twice), graphs, numbers (finite, not negative) and watts ([`Profile::check_watts`]).
     ///
     /// # Errors
     /// The first [`CoreError`] found, naming the place.
@@ -128,6 +158,7 @@ impl Profile {
                 return Err(CoreError::RepeatedUnit { unit: unit.address.to_string() });
             }
         }
+        self.check_watts()?;
         for graph in &self.models {
             graph.validate()?;
         }
@@ -166,6 +197,17 @@ impl Profile {
             None => format!("measurement `{id}`"),
         }
     }
+}
+
+/// Checks that a unit draws no less while it works than the idle machine, see [`Profile::check_watts`].
+///
+/// # Errors
+/// [`CoreError::BelowIdle`].
+pub fn above_idle(unit: &str, watts: f64, idle: f64) -> Result<(), CoreError> {
+    if watts >= idle {
+        return Ok(());
+    }
+    Err(CoreError::BelowIdle { unit: unit.to_owned(), watts: watts.to_string(), idle: idle.to_string() })
 }
 
 /// Fast look-ups into a [`Profile`].

@@ -54,6 +54,8 @@ pub fn plan_several(method: &str, requests: &[PlanRequest<'_>], options: &PlanOp
                     requests.iter().map(|request| Application::new(request.profile, request.graph)).collect(),
                 )
             };
+            // As for one model, only `auto` chooses what nothing but the whole model's time is known of.
+            let options = &PlanOptions { modes: options.modes && method == "auto", ..*options };
             if rounds { throughput::rounds(&asked, options) } else { concurrent(&asked, options) }
         }
         ("auto" | "concurrent", []) => Err(PlanError::NoUnits),

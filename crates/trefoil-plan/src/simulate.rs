@@ -11,7 +11,7 @@ use crate::engine::{self, Platform, Stall, Tasks};
 use crate::factors::{Factors, class_index};
 use std::collections::{BTreeMap, BTreeSet};
 use trefoil_core::cost::measurement_cost;
-use trefoil_core::profile::ProfileIndex;
+use trefoil_core::profile::{ProfileIndex, above_idle};
 use trefoil_core::{
     CoreError, Lane, OperatorClass, OperatorGraph, Origin, Outcome, Plan, Span, SpanKind, Subject, TaskId, Timeline,
     Unit, UnitAddress, Work,
@@ -64,6 +64,10 @@ impl SimulationModel {
             if !indices[..at].iter().any(|seen| std::ptr::eq(seen.profile, index.profile)) {
                 model.read_machine(index, used)?;
             }
+        }
+        // Profiles that are fine one by one may contradict each other.
+        if let Some(idle) = model.idle_watts {
+            model.watts.iter().try_for_each(|(unit, &watts)| above_idle(&unit.to_string(), watts, idle))?;
         }
         Ok(model)
     }

@@ -35,8 +35,24 @@ pub(crate) fn best_single(view: &CostView<'_>) -> Option<Plan> {
 /// the units ([`trefoil_core::Profile::modes`]). Only for latency, and only where no pin decides otherwise: a mode has no
 /// operator costs to plan with.
 pub(crate) fn best_mode(view: &CostView<'_>, single: Option<Plan>) -> Option<Plan> {
-    if view.objective != Objective::Latency || view.pinned.iter().any(Option::is_some) {
+    if view.objective != Objective::Latency {
         return single;
+    }
+    match (single, fastest_mode(view)) {
+        (Some(single), Some(mode)) if single.claimed <= mode.claimed => Some(single),
+        (_, Some(mut mode)) => {
+            // No plan over the units costs less than their bound, and no mode less than this one.
+            set_bound(&mut mode, view.lower_bound());
+            Some(mode)
+        }
+        (single, None) => single,
+    }
+}
+
+/// The whole model on the mode of one of the view's units on which it takes least, for latency and throughput and without pins.
+pub(crate) fn fastest_mode(view: &CostView<'_>) -> Option<Plan> {
+    if view.objective == Objective::Energy || view.pinned.iter().any(Option::is_some) {
+        return None;
     }
     let of_a_unit = |mode: &&Unit| {
         let same = |unit: &&Unit| {
@@ -52,17 +68,8 @@ pub(crate) fn best_mode(view: &CostView<'_>, single: Option<Plan>) -> Option<Pla
         let record = whole_record(&view.index, view.graph, &mode.address)?;
         Some((mode, record, measurement_cost(record)?))
     });
-    let best = modes.min_by(|a, b| a.2.ms.total_cmp(&b.2.ms));
-    match (single, best) {
-        (Some(single), Some((_, _, cost))) if single.claimed <= cost.ms => Some(single),
-        (_, Some((mode, record, cost))) => {
-            let mut plan = Plan::whole(view.graph, mode, cost.ms, vec![record.id.clone()], record.origin);
-            // No plan over the units costs less than their bound, and no mode less than this one.
-            set_bound(&mut plan, view.lower_bound());
-            Some(plan)
-        }
-        (single, None) => single,
-    }
+    let (mode, record, cost) = modes.min_by(|a, b| a.2.ms.total_cmp(&b.2.ms))?;
+    Some(Plan::whole(view.graph, mode, cost.ms, vec![record.id.clone()], record.origin))
 }
 
 /// The newest measurement of the whole model on a unit.

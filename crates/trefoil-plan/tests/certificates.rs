@@ -145,9 +145,18 @@ fn a_chain_with_measured_segments_is_certified_optimal() {
         .transfers(&[(500, 0.3)])
         .segment(0, &[2, 3], Some(1.2))
         .segment(1, &[0, 1, 2, 3, 4, 5], Some(9.0));
-    let verdict =
-        check(&certify("interval", &PlanRequest::new(&builder.profile, &graph)), &[value(&builder.profile)]).unwrap();
+    let mut paper = certify("interval", &PlanRequest::new(&builder.profile, &graph));
+    let profiles = [value(&builder.profile)];
+    let verdict = check(&paper, &profiles).unwrap();
     assert!(verdict.is_optimal(), "{verdict:?}");
+    // Nothing follows from the potentials before the first operator, which are 0 all the same.
+    for odd in [-1.0, 1e9] {
+        let proofs = paper["bound"]["proofs"].as_array_mut().unwrap();
+        let chain = proofs.iter_mut().find(|proof| proof["kind"] == "chain").unwrap();
+        chain["potentials"][0][1] = serde_json::json!(odd);
+        let error = check(&paper, &profiles).unwrap_err().to_string();
+        assert!(error.contains("before the first operator are not 0"), "{error}");
+    }
 }
 
 #[test]

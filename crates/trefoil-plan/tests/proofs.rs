@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::certified::{bound_refused as refused, has, paper, proof, value};
+use support::certified::{bound_refused as refused, has, paper, proof, refused as any_refused, value};
 use trefoil_check::{CheckError, check};
 use trefoil_core::Objective;
 use trefoil_plan::generate::{GraphSpec, Shape, instance};
@@ -42,6 +42,13 @@ fn loads_with_transfers_are_proven_and_tighten_the_bound() {
                 *price = json!([price[0].as_f64().unwrap() * 1.01, price[1].as_f64().unwrap() * 1.01]);
             }
         });
+        for odd in [json!([0.0, 0.0, 0.0]), json!([0.0]), json!(0.0), json!([0.0, "0"]), Value::Null] {
+            let error = any_refused(&paper, &profiles, "an odd price", |forged| {
+                *proof(forged, "priced-load")["weights"].as_object_mut().unwrap().values_mut().next().unwrap() =
+                    odd.clone();
+            });
+            assert!(error.to_string().contains("not a list of 2 numbers"), "{error}");
+        }
         refused(&paper, &profiles, "no payments", |forged| proof(forged, "priced-load")["payments"] = json!([]));
         refused(&paper, &profiles, "a payment by a stranger", |forged| {
             let payment = &mut proof(forged, "priced-load")["payments"][0];

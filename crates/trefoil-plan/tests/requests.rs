@@ -391,6 +391,10 @@ fn modes_are_planned_by_name_certified_and_refused_for_all_else() {
         paper["bound"]["value"] = serde_json::json!(4.4);
         let error = trefoil_check::check(&paper, &profile).unwrap_err().to_string();
         assert!(error.contains("4 ms on a mode"), "{error}");
+        // No other planner has costs there to have planned with.
+        paper["method"] = serde_json::json!("interval");
+        let error = trefoil_check::check(&paper, &profile).unwrap_err().to_string();
+        assert!(error.contains("method `interval` has no costs to plan with on a:CPU@1"), "{error}");
     }
     let energy = PlanRequest { objective: Objective::Energy, ..request.clone() };
     let found = plan("single:a:CPU@0", &energy).unwrap();
@@ -446,4 +450,43 @@ fn methods_of_one_model_say_who_plans_several() {
     }
     let error = plan_several("nonsense", &pair, &PlanOptions::default()).unwrap_err();
     assert!(matches!(error, PlanError::UnknownMethod { .. }), "{error}");
+}
+
+/// Bounds on energy hold for units that draw at least what the idle machine does; nothing else is let in, in one profile or spread over
+/// two.
+#[test]
+fn a_busy_unit_that_draws_less_than_the_idle_machine_is_refused() {
+    let declare = |builder: &ProfileBuilder, name: &str, watts: f64| {
+        let mut profile = builder.profile.clone();
+        profile.declared_watts.insert(name.to_owned(), watts);
+        profile
+    };
+    let want = "a:CPU is said to draw 5 W while it works, less than the 25 W of the idle machine";
+    for objective in [Objective::Latency, Objective::Energy] {
+        let (graph, builder) = sample();
+        let whole =
+            [("measured", builder.watts(0, 5.0).watts(1, 30.0)), ("declared", sample().1)].map(|(how, builder)| {
+                let mut profile = declare(&builder, "idle", 25.0);
+                if how == "declared" {
+                    profile.declared_watts.extend([("a:CPU".to_owned(), 5.0), ("b:CPU".to_owned(), 30.0)]);
+                }
+                profile
+            });
+        for profile in &whole {
+            assert!(profile.validate().unwrap_err().to_string().starts_with(want));
+            let request = PlanRequest { objective, ..PlanRequest::new(profile, &graph) };
+            for method in ["auto", "dag", "sequential", "single:a:CPU"] {
+                let message = plan(method, &request).unwrap_err().to_string();
+                assert!(message.starts_with(want) && !message.contains('\n'), "{method}: {message}");
+            }
+        }
+    }
+    let (graph, builder) = sample();
+    let (idle, busy) = (declare(&builder, "idle", 25.0), builder.watts(0, 5.0).watts(1, 30.0).profile);
+    let requests = [&idle, &busy].map(|profile| PlanRequest::new(profile, &graph));
+    let message = plan_several("auto", &requests, &PlanOptions::default()).unwrap_err().to_string();
+    assert!(message.starts_with(want), "{message}");
+    // A reading that a later one replaces does not count.
+    let profile = declare(&sample().1.watts(0, 5.0).watts(0, 25.0), "idle", 25.0);
+    assert_eq!(profile.validate(), Ok(()));
 }

@@ -3,6 +3,7 @@
 
 mod support;
 
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use support::certified::{paper, refused, value};
 use trefoil_check::check;
@@ -90,6 +91,11 @@ fn one_inference() {
     };
     let dag = of("dag");
     all_refused(&dag, &profiles, ANY);
+    // The bounds on energy do not hold for it.
+    let mut odd = profiles.clone();
+    odd[0]["declared_watts"] = json!({ "idle": 1.5 });
+    let message = check(&dag, &odd).unwrap_err().to_string();
+    assert!(message.contains("c:CPU draws less while it works than the idle machine"), "{message}");
     all_refused(
         &dag,
         &profiles,
@@ -222,6 +228,12 @@ fn weights_links_and_repetitions() {
         &[
             ("arrive apart or weigh differently", |paper| paper["requests"][0]["weight"] = json!(4.0)),
             ("`weight`", |paper| paper["requests"][0]["weight"] = json!("3")),
+            ("states no requests, whose completions", |paper| paper["requests"] = json!([])),
+            ("states no requests, whose completions", |paper| {
+                paper.as_object_mut().unwrap().remove("requests");
+                paper["claim"]["value"] = json!(0.0);
+                paper["bound"] = Value::Null;
+            }),
             ("states no weight", |paper| {
                 paper["requests"][0].as_object_mut().unwrap().remove("weight");
             }),
@@ -244,4 +256,94 @@ fn weights_links_and_repetitions() {
             }),
         ],
     );
+}
+
+/// The certificate with one task that costs nothing very late, and all others at once at the start: with slack by the makespan nobody would
+/// notice.
+fn all_at_once(paper: &mut Value) {
+    let tasks = paper["tasks"].as_array_mut().unwrap();
+    for task in tasks.iter_mut() {
+        (task["start_ms"], task["end_ms"]) = (json!(0.0), json!(0.0));
+    }
+    tasks.push(json!({
+        "unit": 0, "model": 0, "item": 0, "iteration": 0, "tensor": 0, "ms": 0.0, "start_ms": 1e12, "end_ms": 1e12
+    }));
+    paper["claim"]["simulated_ms"] = json!(1e12);
+    paper["bound"] = Value::Null;
+}
+
+#[test]
+fn one_late_task_excuses_no_other() {
+    let (graph, builder) = model("one", 1);
+    let profiles = [value(&builder.profile)];
+    for (objective, method) in [(Objective::Latency, "interval"), (Objective::Energy, "dag")] {
+        let request = PlanRequest { objective, ..PlanRequest::new(&builder.profile, &graph) };
+        let plan = plan_with(method, &request, &quick()).unwrap();
+        let certificate = paper(std::slice::from_ref(&request), &plan);
+        all_refused(
+            &certificate,
+            &profiles,
+            &[
+                ("it gets 0 ms done", all_at_once),
+                ("when nothing ends or arrives", |paper| {
+                    let mut late = paper.clone();
+                    all_at_once(&mut late);
+                    let last = late["tasks"].as_array_mut().unwrap().pop().unwrap();
+                    paper["tasks"].as_array_mut().unwrap().push(last);
+                    paper["claim"]["simulated_ms"] = json!(1e12);
+                }),
+            ],
+        );
+    }
+}
+
+/// An item that arrives so late that its tasks do not show in times of that size.
+#[test]
+fn a_request_beyond_any_sense() {
+    let (graph, builder) = model("one", 1);
+    let profiles = [value(&builder.profile)];
+    let request = PlanRequest::new(&builder.profile, &graph);
+    let mut application = Application::new(&builder.profile, &graph);
+    application.arrivals_ms = vec![0.0, 1e7];
+    let asked = ConcurrentRequest { weighted: true, ..ConcurrentRequest::new(vec![application]) };
+    let certificate = paper(&[request], &concurrent(&asked, &quick()).unwrap());
+    check(&certificate, &profiles).unwrap();
+    let message = refused(&certificate, &profiles, "late", |paper| {
+        paper["requests"][1]["arrival_ms"] = json!(1e15);
+        for task in paper["tasks"].as_array_mut().unwrap() {
+            let late = if task["item"] == 1 { 1e15 } else { 0.0 };
+            (task["start_ms"], task["end_ms"]) = (json!(late), json!(late));
+        }
+        paper["claim"]["simulated_ms"] = json!(1e15);
+        paper["claim"]["value"] = json!(0.0);
+        paper["bound"] = Value::Null;
+    });
+    assert!(message.to_string().contains("a time so late"), "{message}");
+}
+
+proptest! {
+    /// No task can be moved, be it by a millionth of a millisecond or by years, not even where the claim does not count when it ends.
+    #[test]
+    fn tasks_do_not_float(pick in 0usize..100, power in -5.0f64..12.0, method in 0usize..3) {
+        let (graph, builder) = model("one", 1);
+        let profiles = [value(&builder.profile)];
+        let request = PlanRequest::new(&builder.profile, &graph);
+        let plan = plan_with(["interval", "dag", "single:a:CPU"][method], &request, &quick()).unwrap();
+        let mut certificate = paper(std::slice::from_ref(&request), &plan);
+        check(&certificate, &profiles).unwrap();
+        let tasks = certificate["tasks"].as_array_mut().unwrap();
+        let count = tasks.len();
+        let delta = 10f64.powf(power);
+        for at in ["start_ms", "end_ms"] {
+            let slot = &mut tasks[pick % count][at];
+            *slot = json!(slot.as_f64().unwrap() + delta);
+        }
+        let end = tasks.iter().map(|task| task["end_ms"].as_f64().unwrap()).fold(0.0, f64::max);
+        certificate["claim"]["simulated_ms"] = json!(end);
+        certificate["bound"] = Value::Null;
+        if certificate["claim"]["rule"] == "makespan" {
+            certificate["claim"]["value"] = json!(end);
+        }
+        prop_assert!(check(&certificate, &profiles).is_err());
+    }
 }

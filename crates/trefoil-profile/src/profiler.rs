@@ -28,6 +28,8 @@ pub fn profile(
     let mut profile = Profile::new(trefoil_units::machine());
     profile.units = units.to_vec();
     profile.declared_watts.clone_from(&options.watts);
+    // Before minutes are spent on a profile that nobody could read.
+    profile.check_watts()?;
     let mut session = Session::new(model, options, &profile, progress, stop)?;
     let groups = match options.granularity {
         Granularity::Backend => backend_groups::kernel_groups(&mut session, units)?,
@@ -265,6 +267,7 @@ pub(crate) fn raw_node_times(session: &mut Session<'_>, unit: &Unit) -> Result<V
 fn measure_power(session: &mut Session<'_>, profile: &mut Profile, units: &[Unit]) -> Result<(), ProfileError> {
     session.note("power is package power (RAPL) while the unit works, not the unit's own".to_owned());
     let seconds = session.options.power_seconds;
+    let idle = session.options.watts.get("idle").copied().unwrap_or(0.0);
     let class = format!("power {seconds}");
     let limit = session.options.timeout * 5 + std::time::Duration::from_secs_f64(seconds);
     let units: Vec<Option<&Unit>> = std::iter::once(None).chain(units.iter().map(Some)).collect();
@@ -278,6 +281,11 @@ fn measure_power(session: &mut Session<'_>, profile: &mut Profile, units: &[Unit
             };
             let slot = unit.map_or("idle".to_owned(), |unit| unit.address.to_string());
             Ok(match session.call(&slot, &Job::Load { item, seconds }, limit)? {
+                Ok(Answer::Loaded { watts: Some(watts), .. }) if unit.is_some() && watts < idle => {
+                    let reason =
+                        format!("the meter says {watts} W, less than the {idle} W declared of the idle machine");
+                    outcome_of(Err(Failure::new("run", &reason)))
+                }
                 Ok(Answer::Loaded { watts: Some(watts), .. }) => Outcome::Value { value: Samples::exactly(watts) },
                 Ok(Answer::Loaded { .. }) => {
                     outcome_of(Err(Failure::new("run", "the power meter could not be read in the worker")))

@@ -3,6 +3,7 @@
 use crate::cli::{MeasureArgs, ObjectiveArg, PlanningArgs};
 use crate::error::CliError;
 use trefoil_core::UnitAddress;
+use trefoil_core::profile::above_idle;
 use trefoil_plan::{METHODS, PlanError, SEVERAL_METHODS};
 
 /// Planners of exactly two requests.
@@ -16,6 +17,8 @@ pub fn check(planning: &PlanningArgs, units: &[UnitAddress], measure: &MeasureAr
     let method = planning.method.as_str();
     if let Some(unit) = method.strip_prefix("single:") {
         unit.parse::<UnitAddress>()?;
+    } else if OF_TWO.contains(&method) {
+        return Err(CliError::Usage(format!("method `{method}` plans two models, and one was given")));
     } else if !METHODS.iter().any(|known| known.name == method && !known.name.contains(':')) {
         return Err(unknown(method, METHODS.iter().map(|known| known.name)));
     }
@@ -67,6 +70,9 @@ fn unknown<'n>(method: &str, have: impl Iterator<Item = &'n str>) -> CliError {
 
 /// For energy, the power of every unit is declared (of its backend's cores, where it has only some of them) or can be measured.
 fn check_power(objective: ObjectiveArg, units: &[UnitAddress], measure: &MeasureArgs) -> Result<(), CliError> {
+    if let Some(idle) = measure.watts.iter().rfind(|watts| watts.unit == "idle") {
+        measure.watts.iter().try_for_each(|unit| above_idle(&unit.unit, unit.watts, idle.watts))?;
+    }
     if objective != ObjectiveArg::Energy || trefoil_profile::power_is_metered() {
         return Ok(());
     }
@@ -116,6 +122,7 @@ mod tests {
         for (wrong, wanted) in [
             ("--method nothing", "there is no planning method `nothing`"),
             ("--method single:UNIT", "not a unit address"),
+            ("--method joint", "method `joint` plans two models, and one was given"),
             ("--method pareto", "no planning method `pareto`"),
             ("--method dag --objective throughput", "throughput"),
             ("--pin Conv*=ort:CPU", "names a unit that is not among those planned for (rten:CPU)"),
@@ -123,6 +130,8 @@ mod tests {
             let message = told(&format!("-u rten:CPU {wrong}")).unwrap_err();
             assert!(message.contains(wanted), "{wrong}: {message}");
         }
+        let message = told("-u rten:CPU --watts idle=30 --watts rten:CPU=25").unwrap_err();
+        assert!(message.contains("rten:CPU is said to draw 25 W while it works, less than the 30 W"), "{message}");
         if !trefoil_profile::power_is_metered() {
             assert!(
                 told("-u rten:CPU --objective energy --watts idle=3").unwrap_err().contains("--watts rten:CPU=WATTS")

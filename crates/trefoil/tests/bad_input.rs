@@ -204,6 +204,25 @@ fn damaged_profiles_name_the_operator() {
 }
 
 #[test]
+fn impossible_workloads_name_the_file_and_the_application() {
+    let space = Workspace::with_model();
+    space.run(["profile", "small.onnx"].into_iter().chain(PROFILE));
+    for (odd, expected) in [
+        (r#""weight": 0"#, "a weight of 0, which is not above 0"),
+        (r#""weight": -2.5"#, "a weight of -2.5, which is not above 0"),
+        (r#""items": 3, "period_ms": 1e308"#, "after the end of all numbers"),
+        (r#""period_ms": -1"#, "no number of milliseconds"),
+    ] {
+        let text = format!(
+            r#"{{"applications": [{{"stages": [{{"profile": 0}}]}}, {{"stages": [{{"profile": 0}}], {odd}}}]}}"#
+        );
+        std::fs::write(space.path("w.json"), text).unwrap();
+        let message = space.fails(["plan", "p.json", "--workload", "w.json"], 2);
+        assert!(message.contains("w.json: application 1 has ") && message.contains(expected), "{odd}: {message}");
+    }
+}
+
+#[test]
 fn symbolic_shapes_are_all_listed() {
     let space = Workspace::new();
     let info = TensorInfo::new("y", DataType::F32, [2u64, 3]);

@@ -363,6 +363,14 @@ pub fn certificate(requests: &[PlanRequest<'_>], plan: &Plan) -> Result<Certific
     let Some(&first) = views.first() else { return Err(PlanError::NoUnits) };
     let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
     plan.check(&graphs)?;
+    // The checker's proofs are over the units, and it knows what a mode changes for one inference of one model only.
+    let is_mode = |unit: &&trefoil_core::Unit| mode_at(requests[0].profile, &unit.address).is_some();
+    if let Some(mode) = plan.units.iter().find(is_mode)
+        && (requests.len() > 1 || plan.objective == Objective::Throughput)
+    {
+        let what = "plans of streams or several models on it have no certificate".to_owned();
+        return Err(PlanError::OnlyWhole { unit: mode.address.to_string(), what });
+    }
     // The other methods' plans are the best of parallel ones, even where they run one task after another.
     let serial = is_serial(plan)
         && (matches!(plan.method.as_str(), "sequential" | "interval" | "imported")

@@ -1,8 +1,8 @@
 //! Schedules of single operators, of whole models and of segments, all written down as plans: the simulator says which is best.
 
-use super::Workload;
 use super::pieces::{Cutting, Grain, cuttings, mixes};
 use super::workload::{HINTED_JOBS, MOST_HINTS};
+use super::{Workload, in_turn};
 use crate::dag::{self, Solution};
 use crate::problem::{Goal, Problem, Schedule, Score};
 use crate::quality::{plan_score, state_quality};
@@ -34,6 +34,7 @@ pub(super) fn best<'w, 'a>(
         Budget::Steps(_) => options.part(STEPS_SHARE),
         Budget::Until(_) => options.part(FUSED_SHARE),
     };
+    let own = if in_turn::is_possible(workload) { in_turn::own_plans(views, &cutting) } else { None };
     for mix in mixes(&cut) {
         if fused.is_over() && contest.best.is_some() {
             break;
@@ -41,6 +42,12 @@ pub(super) fn best<'w, 'a>(
         contest.schedule(&mix, &fused)?;
     }
     let single = contest.single_operators(options)?;
+    // Last: of equal plans one of which more is proven stays.
+    if let Some(own) = own {
+        for plan in in_turn::plans(workload, views, &own, goal)? {
+            contest.offer(plan)?;
+        }
+    }
     let Some((_, mut plan, late)) = contest.best else {
         return Err(contest.refused.unwrap_or_else(|| views[0].no_split("no planner found a plan")));
     };
@@ -108,7 +115,7 @@ impl Contest<'_, '_> {
         };
         let hints = self.hints(mix, &problem);
         let Some(own_units) = hints.first() else { return Ok(()) };
-        let orders = request_orders(&problem, own_units);
+        let orders = job_orders(&problem, own_units);
         let mut solution = dag::solve(&problem, &hints, options)?;
         for unit in &hints {
             for order in &orders {
@@ -175,29 +182,19 @@ impl Contest<'_, '_> {
 }
 
 /// Orders of the jobs in which requests do not mix: by arrival, by deadline, and by work for their weight.
-fn request_orders(problem: &Problem, unit: &[u32]) -> Vec<Vec<u32>> {
-    let requests = problem.requests();
-    let mut work = vec![0.0; requests.len()];
+fn job_orders(problem: &Problem, unit: &[u32]) -> Vec<Vec<u32>> {
+    let mut work = vec![0.0; problem.requests().len()];
     for (job, &unit) in problem.jobs().iter().zip(unit) {
         work[job.request as usize] += job.ms[unit as usize];
     }
-    let arrival = |at: usize| requests[at].release_ms;
-    let due = |at: usize| requests[at].deadline_ms.unwrap_or(f64::INFINITY);
-    let keys: [&dyn Fn(usize) -> f64; 3] = [&arrival, &due, &|at| work[at] / requests[at].weight];
-    let mut orders: Vec<Vec<u32>> = Vec::new();
-    for key in keys {
-        let mut sorted: Vec<usize> = (0..requests.len()).collect();
-        // Stable: what arrives at once keeps the order in which it was asked for.
-        sorted.sort_by(|&a, &b| key(a).total_cmp(&key(b)).then(arrival(a).total_cmp(&arrival(b))));
+    let orders = in_turn::request_orders(problem.requests(), &work).into_iter().map(|sorted| {
         let mut place = vec![0; sorted.len()];
         sorted.into_iter().enumerate().for_each(|(at, request)| place[request] = at);
         let mut order = problem.topological().to_vec();
         order.sort_by_key(|&job| place[problem.jobs()[job as usize].request as usize]);
-        if !orders.contains(&order) {
-            orders.push(order);
-        }
-    }
-    orders
+        order
+    });
+    orders.collect()
 }
 
 /// Among which schedules a search over these pieces looks.

@@ -8,10 +8,11 @@
 //!
 //! Backends fuse: a whole model measured in one piece is often much shorter than the sum of its operators. So schedules of single
 //! operators compete with schedules of whole models, of the segments that `interval` cuts each model into, and of mixtures of
-//! these; overlapped as the units allow, and one thing after another in the order of arrival, of deadlines, and of work by weight. The simulator
-//! decides between the plans as they stand, so the result is never worse than any of these.
+//! these; overlapped as the units allow, and one thing after another in the order of arrival, of deadlines, and of work by weight; and with each model's
+//! own plan in turn, in the same orders. The simulator decides between the plans as they stand, so the result is never worse than any of these.
 
 mod contest;
+pub(crate) mod in_turn;
 pub(crate) mod pieces;
 mod workload;
 
@@ -137,7 +138,13 @@ pub fn concurrent(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> Res
         _ => Goal::Makespan,
     };
     let least = workload.least(&views)?.with_goal(goal)?;
-    let bound = crate::bounds::bound_over_segments(&least, &views, Effort::within(options));
+    let mut bound = crate::bounds::bound_over_segments(&least, &views, Effort::within(options));
+    if options.modes && goal != Goal::Energy {
+        bound = in_turn::with_modes(bound, &workload, &views, goal, &|model| {
+            let alone = workload.least_of_one(&views, model)?;
+            Ok(crate::bounds::bound_over_segments(&alone, &views, Effort::QUICK))
+        })?;
+    }
     let (mut plan, late) = contest::best(&workload, &views, goal, options)?;
     crate::judge::judge(&mut plan, &views, goal, bound)?;
     if late > 0 {

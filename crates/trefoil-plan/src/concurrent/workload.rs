@@ -120,6 +120,17 @@ impl<'a> Workload<'a> {
             && self.requests.iter().all(plain)
     }
 
+    /// Whether stages hand tensors on.
+    pub fn is_linked(&self) -> bool {
+        !self.links.is_empty()
+    }
+
+    /// The problem of one inference of a single one of the models, as [`Self::least`].
+    pub fn least_of_one(&self, views: &[&CostView<'_>], model: usize) -> Result<Problem, PlanError> {
+        let one = Instance { model, item: 0, iterations: 1, request: 0 };
+        Problem::least_of_instances(views, &single_operators(views), &[one], &[], vec![ProblemRequest::default()])
+    }
+
     fn check_links(&self, application: &Application<'a>, models: &[usize]) -> Result<(), PlanError> {
         for (number, link) in application.links.iter().enumerate() {
             let graph = |stage: usize| models.get(stage).map(|&model| self.views[model].graph);

@@ -279,7 +279,7 @@ impl Problem {
 }
 
 /// Simulates a plan and writes down what came of it; spans of transfers are named after the tensor, which a plan alone does not know.
-fn run(plan: &mut Plan, views: &[&CostView<'_>]) -> Result<Simulation, PlanError> {
+pub(crate) fn run(plan: &mut Plan, views: &[&CostView<'_>]) -> Result<Simulation, PlanError> {
     let indices: Vec<_> = views.iter().map(|view| &view.index).collect();
     let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
     let simulation = simulate(plan, &SimulationModel::from_profiles(&indices, &graphs, plan)?)?;

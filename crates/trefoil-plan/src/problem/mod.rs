@@ -11,12 +11,14 @@ mod convert;
 mod schedule;
 
 pub(crate) use build::{Instance, Link};
+pub(crate) use convert::run;
 pub(crate) use schedule::MEMORY;
 pub use schedule::{Evaluation, Schedule, Score, Step};
 
 use crate::PlanError;
 use crate::engine::{Platform, Rows};
 use crate::factors::{Factors, class_index};
+use trefoil_core::profile::above_idle;
 use trefoil_core::{OperatorClass, OperatorId, TensorId, UnitAddress};
 
 /// A unit of the problem.
@@ -194,6 +196,10 @@ impl Problem {
             let watts = [unit.watts, idle_watts];
             if let Some(watts) = watts.iter().flatten().find(|watts| !watts.is_finite() || **watts < 0.0) {
                 return Err(bad(format!("unit {} or idling draws {watts} W", unit.address)));
+            }
+            // Of several profiles one may tell the unit's power and another the idle machine's.
+            if let [Some(watts), Some(idle)] = watts {
+                above_idle(&unit.address.to_string(), watts, idle)?;
             }
         }
         if let Some(factor) = factors.bad() {

@@ -21,8 +21,8 @@ use crate::problem::Problem;
 use crate::simulate::resource_keys;
 use crate::stream::{StreamBlock, StreamProblem, StreamUnit, plan_stream};
 use crate::view::CostView;
-use crate::whole::cheapest_grouping;
-use crate::{PlanError, PlanOptions};
+use crate::whole::{self, cheapest_grouping};
+use crate::{PlanError, PlanOptions, interval};
 use std::collections::BTreeMap;
 use trefoil_core::{Objective, OperatorGraph, OperatorId, OwnClaim, Plan};
 
@@ -92,15 +92,32 @@ pub(crate) fn pipeline(view: &CostView<'_>, options: &PlanOptions) -> Result<Pla
     }
     let platform = Problem::of_least(view)?.platform;
     let mut best: Option<(steady::Period, Plan)> = None;
-    for plan in found.plans {
+    // What takes least alone competes, too: overlap may slow units down by more than it saves.
+    let mut alone = Found::default();
+    let serial = whole::best_single(view).into_iter().chain(interval::interval(view, options));
+    for plan in serial {
+        alone.keep(Plan { method: "pipeline".to_owned(), notes: Vec::new(), ..plan }, &[view.graph]);
+    }
+    for plan in found.plans.into_iter().chain(alone.plans) {
         let period = steady::period(&[view], &platform, &plan, plan.claimed)?;
         if best.as_ref().is_none_or(|(known, _)| period.ms < known.ms * (1.0 - 1e-9)) {
             best = Some((period, plan));
         }
     }
-    let Some((period, mut plan)) = best else { return Err(view.no_unit()) };
+    let Some((mut period, mut plan)) = best else { return Err(view.no_unit()) };
+    if options.modes
+        && let Some(mode) = whole::fastest_mode(view)
+        && mode.claimed < period.ms
+    {
+        period = steady::Period { ms: mode.claimed, how: steady::How::OneByOne };
+        let (method, objective) = ("pipeline".to_owned(), Objective::Throughput);
+        plan = Plan { method, objective, ..mode };
+    }
     let load = plan.claimed;
-    set_bound(&mut plan, bound(view)?);
+    // Whoever runs the model whole on a mode is busy for its whole time there.
+    let on_a_mode = plan.units.iter().any(|unit| view.unit_index(&unit.address).is_none());
+    let least = bound(view)?;
+    set_bound(&mut plan, if on_a_mode { least.min(load) } else { least });
     plan.own = Some(OwnClaim {
         value: load,
         over: "the busiest resource's work for one item, slowdown between units not counted".to_owned(),

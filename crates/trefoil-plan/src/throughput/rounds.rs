@@ -2,15 +2,16 @@
 //!
 //! A round is to models what an item is to a stream, so its period is what is made small: the busiest resource's work for one round, and of
 //! the best placements the one whose rounds follow each other closest by the simulator. Models are placed whole, in the segments that
-//! `interval` and `pipeline` cut them into, in single operators, and in mixtures of these.
+//! `interval` and `pipeline` cut them into, in single operators, and in mixtures of these. Each model's own pipeline in turn competes.
 
 use super::{Found, ROUNDS, pipeline, steady};
 use crate::bounds::stream_bound;
 use crate::certificate::proofs::without_slowdown;
 use crate::concurrent::pieces::{Cutting, Grain, cuttings, mixes};
-use crate::concurrent::{ConcurrentRequest, Workload};
+use crate::concurrent::{ConcurrentRequest, Workload, in_turn};
+use crate::judge::check_memory;
 use crate::list_scheduling::{fastest_unit, ranked};
-use crate::problem::Problem;
+use crate::problem::{Goal, Problem};
 use crate::view::CostView;
 use crate::{PlanError, PlanOptions};
 use std::collections::BTreeSet;
@@ -29,7 +30,9 @@ pub(crate) fn rounds(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> 
     let graphs: Vec<&OperatorGraph> = views.iter().map(|view| view.graph).collect();
     let least = workload.least(&views)?;
     let cutting = options.part(CUTTING_SHARE);
-    let cut: Vec<Vec<Cutting>> = views.iter().map(|view| all_cuttings(view, &cutting)).collect();
+    let pipelines: Vec<Option<Plan>> = views.iter().map(|view| pipeline(view, &cutting).ok()).collect();
+    let cut: Vec<Vec<Cutting>> =
+        views.iter().zip(&pipelines).map(|(view, own)| all_cuttings(view, own.as_ref(), &cutting)).collect();
     let mut found = Found::default();
     // Units that work at once slow each other down, which loads do not tell: what overlaps little competes too.
     let mut anchors = Found::default();
@@ -68,10 +71,33 @@ pub(crate) fn rounds(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> 
             best = Some((period, load, plan));
         }
     }
+    // The models' own pipelines in turn: many inferences of one model, then as many of the next. Units of two models never slow each other
+    // down then, and a model may run on a mode.
+    if let Some(own) = pipelines.into_iter().collect::<Option<Vec<Plan>>>() {
+        let ms: f64 = workload.instances.iter().map(|instance| own[instance.model].claimed).sum();
+        let order: Vec<usize> = (0..workload.requests.len()).collect();
+        let turn = in_turn::plan(&workload, &views, &own, &order, Goal::Makespan)?;
+        let load = steady::loads(&turn).into_values().fold(0.0, f64::max);
+        if let Err(error) = check_memory(&turn, &graphs) {
+            found.over_memory.get_or_insert(error);
+        } else if best.as_ref().is_none_or(|(known, ..)| ms < known.ms * (1.0 - 1e-9)) {
+            let period = steady::Period { ms, how: steady::How::InTurn };
+            best = Some((period, load, Plan { objective: Objective::Throughput, ..turn }));
+        }
+    }
     let Some((period, load, mut plan)) = best else {
         return Err(found.over_memory.unwrap_or_else(|| views[0].no_split("no planner found a plan")));
     };
-    let bound = stream_bound(&without_slowdown(&least)?, ROUNDS).min(load);
+    let all = |bound: f64, slowed: bool| {
+        if !options.modes {
+            return Ok(bound);
+        }
+        in_turn::with_modes(bound, &workload, &views, Goal::Makespan, &|model| {
+            let alone = workload.least_of_one(&views, model)?;
+            Ok(stream_bound(&if slowed { alone } else { without_slowdown(&alone)? }, ROUNDS))
+        })
+    };
+    let bound = all(stream_bound(&without_slowdown(&least)?, ROUNDS), false)?.min(load);
     plan.own = Some(OwnClaim {
         value: load,
         over: "the busiest resource's work for one round, slowdown between units not counted".to_owned(),
@@ -86,18 +112,19 @@ pub(crate) fn rounds(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> 
         period.how(),
         plan.simulated_ms
     ));
-    crate::judge::state(&mut plan, stream_bound(&least, ROUNDS).min(period.ms));
+    let bound = all(stream_bound(&least, ROUNDS), true)?;
+    crate::judge::state(&mut plan, bound.min(period.ms));
     Ok(plan)
 }
 
 /// What `concurrent` cuts a model into, and the stages of its own pipeline.
-fn all_cuttings(view: &CostView<'_>, options: &PlanOptions) -> Vec<Cutting> {
+fn all_cuttings(view: &CostView<'_>, own: Option<&Plan>, options: &PlanOptions) -> Vec<Cutting> {
     let none = BTreeSet::new();
     let mut found = cuttings(view, &none, options);
-    if let Ok(plan) = pipeline(view, options)
+    if let Some(plan) = own
         && plan.segments.len() > 1
         && plan.segments.len() < view.graph.len()
-        && let Some(stages) = Cutting::of_plan(view, &plan, Grain::Segments, &none)
+        && let Some(stages) = Cutting::of_plan(view, plan, Grain::Segments, &none)
     {
         found.insert(found.len().min(1), Cutting { alone: plan.simulated_ms, ..stages });
     }

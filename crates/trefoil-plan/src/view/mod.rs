@@ -67,16 +67,6 @@ impl<'a> CostView<'a> {
         if !profile.models.iter().any(|model| std::ptr::eq(model, graph)) {
             graph.validate()?;
         }
-        if let Some((name, watts)) =
-            profile.declared_watts.iter().find(|(_, watts)| !watts.is_finite() || **watts < 0.0)
-        {
-            return Err(CoreError::BadNumber {
-                place: format!("declared power of {name}"),
-                value: watts.to_string(),
-                what: "power".to_owned(),
-            }
-            .into());
-        }
         let known =
             |model: &OperatorGraph| model.fingerprint == graph.fingerprint && model.granularity == graph.granularity;
         if !profile.models.is_empty() && !profile.models.iter().any(known) {

@@ -282,6 +282,10 @@ impl SocDescription {
         check("idle_watts", self.idle_watts.value, &self.idle_watts.source)?;
         for device in &self.devices {
             device.validate().map_err(|reason| format!("device {}: {reason}", device.name))?;
+            let (watts, idle) = (device.watts.value, self.idle_watts.value);
+            if watts < idle {
+                return Err(format!("device {}: watts: {watts} is less than idle_watts, {idle}", device.name));
+            }
         }
         for transfer in &self.transfers {
             let place = format!("transfer {} to {}", transfer.from, transfer.to);

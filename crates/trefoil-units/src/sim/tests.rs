@@ -252,6 +252,7 @@ fn malformed_descriptions_are_named_in_one_line() {
         ("\"from\": \"GPU\",\n   \"to\": \"NPU\"", "\"from\": \"GPU\",\n   \"to\": \"CPU\"", "exactly one transfer"),
         ("\"measure\": \"operations\"", "\"measure\": \"parsecs\"", "parsecs"),
         ("\"idle_watts\"", "\"idle_whats\"", "idle_whats"),
+        ("\"idle_watts\": { \"value\": 4", "\"idle_watts\": { \"value\": 15", "less than idle_watts"),
         ("\"class\": \"memory\"", "\"class\": \"memory\", \"colour\": 1", "colour"),
     ] {
         assert!(good.contains(from), "{from} is not in the file any more");

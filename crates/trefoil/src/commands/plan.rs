@@ -155,7 +155,10 @@ fn single<'r, 'a>(requests: &'r [PlanRequest<'a>], what: &str) -> Result<&'r Pla
 
 fn make(args: &PlanArgs, requests: &[PlanRequest<'_>]) -> Result<Plan, CliError> {
     // What `trefoil profile` and `run` say, the profile's file must say too: `auto` may choose a mode of a unit.
-    let options = PlanOptions { modes: true, ..args.planning.options() };
+    // Where a certificate is asked for, it has to be a plan that one can be made of.
+    let one_inference = requests.len() == 1 && args.planning.objective() != ObjectiveArg::Throughput;
+    let modes = one_inference || args.certificate.is_none();
+    let options = PlanOptions { modes, ..args.planning.options() };
     Ok(match requests {
         [request] if !trefoil_plan::SEVERAL_METHODS.iter().any(|method| method.name == args.planning.method) => {
             trefoil_plan::plan_with(&args.planning.method, request, &options)?

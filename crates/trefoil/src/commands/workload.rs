@@ -6,7 +6,7 @@ use crate::error::CliError;
 use serde::Deserialize;
 use std::path::Path;
 use trefoil_core::{OperatorGraph, Plan, Profile, TensorId};
-use trefoil_plan::{Application, ConcurrentRequest, PlanRequest, Stage, StageLink};
+use trefoil_plan::{Application, ConcurrentRequest, PlanOptions, PlanRequest, Stage, StageLink};
 
 /// Operator executions of one workload at most: a plan lists each, and the search looks at all of them again and again.
 const MOST_EXECUTIONS: u64 = 100_000;
@@ -91,6 +91,20 @@ pub fn plan<'a>(
         if app.deadline_ms.is_some_and(|deadline| !deadline.is_finite() || deadline < 0.0) {
             return Err(fail(format!("application {number} has a deadline that is no number of milliseconds")));
         }
+        if !app.weight.is_finite() || app.weight <= 0.0 {
+            return Err(fail(format!("application {number} has a weight of {}, which is not above 0", app.weight)));
+        }
+        if ![app.offset_ms, app.period_ms].iter().all(|ms| ms.is_finite() && *ms >= 0.0) {
+            return Err(fail(format!(
+                "application {number} has an offset or period that is no number of milliseconds"
+            )));
+        }
+        let last = app.offset_ms + f64::from(app.items - 1) * app.period_ms + app.deadline_ms.unwrap_or(0.0);
+        if !last.is_finite() {
+            return Err(fail(format!(
+                "application {number} has items that arrive or are due after the end of all numbers"
+            )));
+        }
         let mut stages = Vec::new();
         for entry in &app.stages {
             let profile = profiles.get(entry.profile).ok_or_else(|| {
@@ -119,9 +133,6 @@ pub fn plan<'a>(
             .iter()
             .map(|link| Ok(StageLink { from: find(&link.from)?, to: find(&link.to)? }))
             .collect::<Result<_, CliError>>()?;
-        if ![app.offset_ms, app.period_ms].iter().all(|ms| ms.is_finite() && *ms >= 0.0) {
-            return Err(fail("an offset or period is no number of milliseconds".to_owned()));
-        }
         let mut application = Application { stages, links, ..first(profiles)? }
             .every(app.items, app.offset_ms, app.period_ms)
             .weighing(app.weight);
@@ -135,7 +146,9 @@ pub fn plan<'a>(
         pins: args.planning.pins.clone(),
         ..ConcurrentRequest::new(applications)
     };
-    let plan = trefoil_plan::concurrent(&asked, &args.planning.options())?;
+    // As without a workload: only `auto` chooses modes of units, and no certificate knows them in plans of several models.
+    let modes = args.planning.method == "auto" && args.certificate.is_none();
+    let plan = trefoil_plan::concurrent(&asked, &PlanOptions { modes, ..args.planning.options() })?;
     let requests = order
         .into_iter()
         .map(|at| {

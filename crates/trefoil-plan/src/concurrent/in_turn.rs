@@ -1,0 +1,218 @@
+//! Each model's own best plan, one inference after another: what anybody would do without planning models together.
+//!
+//! Nothing overlaps, so no slowdown matters, and a model may run on a mode of a unit of which nothing but its whole time is known. No
+//! plan of several models may be worse than this.
+
+use super::Workload;
+use crate::problem::{Goal, ProblemRequest};
+use crate::quality::plan_value;
+use crate::request::PlanOptions;
+use crate::simulate::resource_keys;
+use crate::view::CostView;
+use crate::{PlanError, whole};
+use std::collections::{BTreeMap, BTreeSet};
+use trefoil_core::plan::{PLAN_FORMAT, PLAN_VERSION, PlannedModel, PlannedRequest};
+use trefoil_core::{Objective, Origin, OwnClaim, Plan, Segment, SegmentId, Task, TaskId, Timeline, Unit, Work};
+
+/// Among which plans such a plan is.
+const OVER: &str = "each model's own plan in turn";
+
+/// What `auto` plans for each model alone, modes of units included where `options` allow them; `None` where a model has no such plan. Small
+/// gains count: they may add up.
+pub(crate) fn own_plans(views: &[&CostView<'_>], options: &PlanOptions) -> Option<Vec<Plan>> {
+    let options = PlanOptions { minimum_gain: 0.0, ..*options };
+    views.iter().map(|view| crate::auto(view, &options).ok()).collect()
+}
+
+/// Whether inferences can simply follow one another: a linked or repeated stage reads what another leaves on its unit.
+pub(crate) fn is_possible(workload: &Workload<'_>) -> bool {
+    !workload.is_linked() && workload.instances.iter().all(|instance| instance.iterations == 1)
+}
+
+/// Orders of the requests, one after another: by arrival, by deadline, and by `work` for their weight.
+pub(crate) fn request_orders(requests: &[ProblemRequest], work: &[f64]) -> Vec<Vec<usize>> {
+    let arrival = |at: usize| requests[at].release_ms;
+    let due = |at: usize| requests[at].deadline_ms.unwrap_or(f64::INFINITY);
+    let keys: [&dyn Fn(usize) -> f64; 3] = [&arrival, &due, &|at| work[at] / requests[at].weight];
+    let mut orders: Vec<Vec<usize>> = Vec::new();
+    for key in keys {
+        let mut sorted: Vec<usize> = (0..requests.len()).collect();
+        // Stable: what arrives at once keeps the order in which it was asked for.
+        sorted.sort_by(|&a, &b| key(a).total_cmp(&key(b)).then(arrival(a).total_cmp(&arrival(b))));
+        if !orders.contains(&sorted) {
+            orders.push(sorted);
+        }
+    }
+    orders
+}
+
+/// Each model's own plan in turn, in every order of [`request_orders`].
+///
+/// # Errors
+/// [`PlanError::Stuck`] should one of the models' own plans not run.
+pub(super) fn plans(
+    workload: &Workload<'_>,
+    views: &[&CostView<'_>],
+    own: &[Plan],
+    goal: Goal,
+) -> Result<Vec<Plan>, PlanError> {
+    let mut work = vec![0.0; workload.requests.len()];
+    for instance in &workload.instances {
+        work[instance.request as usize] += own[instance.model].simulated_ms;
+    }
+    let orders = request_orders(&workload.requests, &work);
+    orders.iter().map(|order| plan(workload, views, own, order, goal)).collect()
+}
+
+/// One plan of the models' own ones, requests in the order given.
+pub(crate) fn plan(
+    workload: &Workload<'_>,
+    views: &[&CostView<'_>],
+    own: &[Plan],
+    order: &[usize],
+    goal: Goal,
+) -> Result<Plan, PlanError> {
+    let mut segments: Vec<Segment> = Vec::new();
+    let mut units: Vec<Unit> = Vec::new();
+    let mut first_segment = Vec::with_capacity(own.len());
+    for (model, alone) in (0u32..).zip(own) {
+        first_segment.push(segments.len() as u32);
+        segments.extend(alone.segments.iter().cloned().map(|segment| Segment { model, ..segment }));
+        for unit in &alone.units {
+            if units.iter().all(|known| known.address != unit.address) {
+                units.push(unit.clone());
+            }
+        }
+    }
+    let mut tasks: Vec<Task> = Vec::new();
+    for &request in order {
+        for instance in workload.instances.iter().filter(|instance| instance.request as usize == request) {
+            let (model, base) = (instance.model as u32, tasks.len() as u32);
+            for task in &own[instance.model].tasks {
+                let work = match &task.work {
+                    Work::Segment { segment } => {
+                        Work::Segment { segment: SegmentId(first_segment[instance.model] + segment.0) }
+                    }
+                    Work::Transfer { tensor, from, .. } => {
+                        Work::Transfer { model, tensor: *tensor, from: from.clone() }
+                    }
+                    blocks @ Work::Blocks { .. } => blocks.clone(),
+                };
+                let mut after: BTreeSet<TaskId> = task.after.iter().map(|id| TaskId(base + id.0)).collect();
+                after.extend((tasks.len() as u32).checked_sub(1).map(TaskId));
+                let after = after.into_iter().collect();
+                tasks.push(Task { work, item: instance.item, iteration: 0, after, ..task.clone() });
+            }
+        }
+    }
+    let keys: BTreeMap<_, _> = units.iter().map(|unit| (&unit.address, resource_keys(unit))).collect();
+    let mut on_resource: BTreeMap<String, Vec<TaskId>> = BTreeMap::new();
+    for (id, task) in (0u32..).map(TaskId).zip(&tasks) {
+        for key in keys.get(&task.unit).into_iter().flatten() {
+            on_resource.entry(key.clone()).or_default().push(id);
+        }
+    }
+    let describe = |model: &(&&CostView<'_>, &Plan)| {
+        let names: BTreeSet<String> = model.1.segments.iter().map(|segment| segment.unit.to_string()).collect();
+        format!("{} on {}", model.0.graph.model, names.into_iter().collect::<Vec<_>>().join(" and "))
+    };
+    let described: Vec<String> = views.iter().zip(own).map(|model| describe(&model)).collect();
+    let mut plan = Plan {
+        format: PLAN_FORMAT.to_owned(),
+        version: PLAN_VERSION,
+        method: "concurrent".to_owned(),
+        objective: if goal == Goal::Energy { Objective::Energy } else { Objective::Latency },
+        models: views
+            .iter()
+            .map(|view| PlannedModel {
+                name: view.graph.model.clone(),
+                fingerprint: view.graph.fingerprint.clone(),
+                granularity: view.graph.granularity,
+                operators: view.graph.len() as u32,
+            })
+            .collect(),
+        requests: requests(workload),
+        weighted: false,
+        links: Vec::new(),
+        units,
+        segments,
+        tasks,
+        order: on_resource,
+        claimed: 0.0,
+        simulated_ms: 0.0,
+        simulated_j: None,
+        model_bound: None,
+        gap: None,
+        exact: false,
+        own: None,
+        all_measured: own.iter().all(|plan| plan.all_measured),
+        notes: vec![format!("each model's own plan in turn is best here: {}", described.join(", "))],
+        timeline: Timeline { origin: Origin::Predicted, lanes: Vec::new() },
+    };
+    crate::problem::run(&mut plan, views)?;
+    plan.claimed = plan_value(&plan, views, goal)?;
+    plan.own = Some(OwnClaim { value: plan.claimed, over: OVER.to_owned(), bound: None, gap: None, exact: false });
+    Ok(plan)
+}
+
+fn requests(workload: &Workload<'_>) -> Vec<PlannedRequest> {
+    if let [only] = workload.requests.as_slice()
+        && *only == ProblemRequest::default()
+    {
+        return Vec::new();
+    }
+    let mut found: Vec<PlannedRequest> = workload
+        .instances
+        .iter()
+        .map(|instance| {
+            let request = &workload.requests[instance.request as usize];
+            PlannedRequest {
+                model: instance.model as u32,
+                item: instance.item,
+                request: instance.request,
+                arrival_ms: request.release_ms,
+                deadline_ms: request.deadline_ms,
+                weight: request.weight,
+            }
+        })
+        .collect();
+    found.sort_by_key(|request| (request.model, request.item, request.request));
+    found
+}
+
+/// What bounds every plan, plans in which models run whole on modes of units included, given what `bound`s plans on the units: where a model
+/// does, no other but its own time is sure, and that is at least the lesser of what it takes on the units and on a mode.
+///
+/// # Errors
+/// Whatever is wrong with a profile.
+pub(crate) fn with_modes(
+    bound: f64,
+    workload: &Workload<'_>,
+    views: &[&CostView<'_>],
+    goal: Goal,
+    alone: &dyn Fn(usize) -> Result<f64, PlanError>,
+) -> Result<f64, PlanError> {
+    let on_modes: Vec<Option<f64>> =
+        views.iter().map(|view| whole::fastest_mode(view).map(|plan| plan.claimed)).collect();
+    if on_modes.iter().all(Option::is_none) || !is_possible(workload) {
+        return Ok(bound);
+    }
+    let mut least = Vec::with_capacity(views.len());
+    for (model, on_mode) in on_modes.into_iter().enumerate() {
+        least.push(alone(model)?.min(on_mode.unwrap_or(f64::INFINITY)));
+    }
+    let mut takes = vec![0.0f64; workload.requests.len()];
+    for instance in &workload.instances {
+        let slot = &mut takes[instance.request as usize];
+        *slot = slot.max(least[instance.model]);
+    }
+    let timed = workload.requests.iter().zip(takes);
+    let floor = if goal == Goal::WeightedCompletion {
+        let (sum, weights) =
+            timed.fold((0.0, 0.0), |(sum, all), (request, ms)| (sum + request.weight * ms, all + request.weight));
+        sum / weights
+    } else {
+        timed.map(|(request, ms)| request.release_ms + ms).fold(0.0, f64::max)
+    };
+    Ok(bound.min(floor))
+}
