@@ -121,6 +121,9 @@ fn modes_compete_in_plans_of_several_models() {
         assert!(matches!(&error, PlanError::OnlyWhole { unit, .. } if unit == "a:CPU@0"), "{error}");
         let plan = plan_several("concurrent", &requests, &quick()).unwrap();
         assert!(plan.claimed > 2.5 && plan.units.iter().all(|unit| unit.address.cores.is_empty()), "{plan:?}");
+        assert!(
+            plan.notes.iter().any(|note| note.contains("over plans on the units alone") && note.contains("2.5000 ms"))
+        );
         let paper = serde_json::to_value(certificate(&requests, &plan).unwrap()).unwrap();
         let profiles = [&first, &second].map(|builder| serde_json::to_value(&builder.profile).unwrap());
         trefoil_check::check(&paper, &profiles).unwrap();

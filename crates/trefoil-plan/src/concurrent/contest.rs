@@ -58,6 +58,25 @@ pub(super) fn best<'w, 'a>(
             single.bound.map_or_else(String::new, |bound| format!(", of which none costs less than {bound:.4} {unit}"));
         plan.notes.push(format!("the best schedule of single operators costs {:.4} {unit}{bound}", single.value));
     }
+    if !options.modes && goal != Goal::Energy && in_turn::is_possible(workload) {
+        let (score, _) = plan_score(&plan, views, goal)?;
+        let with_modes = PlanOptions { modes: true, ..cutting };
+        let mut least = score;
+        if let Some(own) = in_turn::own_plans(views, &with_modes)
+            && own
+                .iter()
+                .zip(views)
+                .any(|(plan, view)| plan.units.iter().any(|unit| view.unit_index(&unit.address).is_none()))
+        {
+            for plan in in_turn::plans(workload, views, &own, goal)? {
+                let (score, _) = plan_score(&plan, views, goal)?;
+                least = if score.is_better(&least) { score } else { least };
+            }
+        }
+        if least.is_better(&score) {
+            plan.notes.push(in_turn::note_on_modes(least.value));
+        }
+    }
     Ok((plan, late))
 }
 

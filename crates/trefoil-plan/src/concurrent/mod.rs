@@ -141,7 +141,7 @@ pub fn concurrent(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> Res
     let mut bound = crate::bounds::bound_over_segments(&least, &views, Effort::within(options));
     if options.modes && goal != Goal::Energy {
         bound = in_turn::with_modes(bound, &workload, &views, goal, &|model| {
-            let alone = workload.least_of_one(&views, model)?;
+            let alone = Workload::least_of_one(&views, model)?;
             Ok(crate::bounds::bound_over_segments(&alone, &views, Effort::QUICK))
         })?;
     }

@@ -126,7 +126,7 @@ impl<'a> Workload<'a> {
     }
 
     /// The problem of one inference of a single one of the models, as [`Self::least`].
-    pub fn least_of_one(&self, views: &[&CostView<'_>], model: usize) -> Result<Problem, PlanError> {
+    pub fn least_of_one(views: &[&CostView<'_>], model: usize) -> Result<Problem, PlanError> {
         let one = Instance { model, item: 0, iterations: 1, request: 0 };
         Problem::least_of_instances(views, &single_operators(views), &[one], &[], vec![ProblemRequest::default()])
     }

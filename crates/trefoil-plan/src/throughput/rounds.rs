@@ -13,7 +13,7 @@ use crate::judge::check_memory;
 use crate::list_scheduling::{fastest_unit, ranked};
 use crate::problem::{Goal, Problem};
 use crate::view::CostView;
-use crate::{PlanError, PlanOptions};
+use crate::{PlanError, PlanOptions, whole};
 use std::collections::BTreeSet;
 use trefoil_core::{Objective, OperatorGraph, OperatorId, OwnClaim, Plan};
 
@@ -73,7 +73,9 @@ pub(crate) fn rounds(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> 
     }
     // The models' own pipelines in turn: many inferences of one model, then as many of the next. Units of two models never slow each other
     // down then, and a model may run on a mode.
+    let mut alone = Vec::new();
     if let Some(own) = pipelines.into_iter().collect::<Option<Vec<Plan>>>() {
+        alone.extend(own.iter().map(|plan| plan.claimed));
         let ms: f64 = workload.instances.iter().map(|instance| own[instance.model].claimed).sum();
         let order: Vec<usize> = (0..workload.requests.len()).collect();
         let turn = in_turn::plan(&workload, &views, &own, &order, Goal::Makespan)?;
@@ -88,12 +90,22 @@ pub(crate) fn rounds(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> 
     let Some((period, load, mut plan)) = best else {
         return Err(found.over_memory.unwrap_or_else(|| views[0].no_split("no planner found a plan")));
     };
+    if !options.modes {
+        let ms = workload.instances.iter().map(|instance| {
+            let on_mode = whole::fastest_mode(views[instance.model]).map_or(f64::INFINITY, |plan| plan.claimed);
+            on_mode.min(alone.get(instance.model).copied().unwrap_or(f64::INFINITY))
+        });
+        let ms: f64 = ms.sum();
+        if ms < period.ms * (1.0 - 1e-9) {
+            plan.notes.push(in_turn::note_on_modes(ms));
+        }
+    }
     let all = |bound: f64, slowed: bool| {
         if !options.modes {
             return Ok(bound);
         }
         in_turn::with_modes(bound, &workload, &views, Goal::Makespan, &|model| {
-            let alone = workload.least_of_one(&views, model)?;
+            let alone = Workload::least_of_one(&views, model)?;
             Ok(stream_bound(&if slowed { alone } else { without_slowdown(&alone)? }, ROUNDS))
         })
     };
