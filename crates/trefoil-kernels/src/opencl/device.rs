@@ -105,7 +105,7 @@ impl Device {
         }
         let mut device = device.clone();
         if let (DeviceKind::Cpu, Some(cores)) = (device.info.kind, cores) {
-            let is_pocl = device.info.platform == POCL;
+            let is_pocl = device.is_pocl();
             device.lease = Some(cores::lease(cores, is_pocl)?);
             if is_pocl && cores.len() < device.info.compute_units as usize {
                 device.use_units(cores.len() as u32);
@@ -122,6 +122,11 @@ impl Device {
     /// Cores that its threads were bound to; `None` for devices that are no CPU, or were opened without cores.
     pub fn cores(&self) -> Option<&[usize]> {
         self.lease.as_deref().map(Lease::cores)
+    }
+
+    /// Whether PoCL drives it.
+    pub(super) fn is_pocl(&self) -> bool {
+        self.info.platform == POCL
     }
 
     pub(super) fn id(&self) -> cl_device_id {

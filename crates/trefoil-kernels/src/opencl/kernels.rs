@@ -3,7 +3,7 @@
 use super::buffer::Session;
 use super::call::{Call, DISPATCH_ELEMENTS};
 use super::error::During;
-use super::program::{Built, ProgramOrigin, build};
+use super::program::{Built, ProgramCopy, ProgramOrigin, build};
 use super::variant::names;
 use super::{Buffer, Device, Element, HostMemory, OpenClError, Variant, Vector};
 use crate::KernelError;
@@ -99,6 +99,16 @@ pub struct Kernels {
     pub(super) no_integers: Buffer<i32>,
     origin: ProgramOrigin,
     note: Option<String>,
+    /// Which copy of the program this is, where queues must not share one.
+    #[expect(dead_code, reason = "it is in use while this lives")]
+    copy: Option<ProgramCopy>,
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        // The copy of the program is free again when nothing of it runs. There is nobody to tell of an error; the queue goes anyway.
+        let _ = self.session.queue.finish();
+    }
 }
 
 impl std::fmt::Debug for Kernels {
@@ -127,7 +137,8 @@ impl Kernels {
             });
         }
         let session = Arc::new(Session::new(device)?);
-        let Built { program, origin, note } = build(&session.context, device, variant, cache)?;
+        let copy = ProgramCopy::free(device, variant);
+        let Built { program, origin, note } = build(&session.context, device, variant, copy.as_ref(), cache)?;
         let mut kernels = BTreeMap::new();
         for name in NAMES.into_iter().filter(|name| variant.has(name)) {
             kernels.insert(name, Kernel::create(&program, name).during("find a kernel in the program")?);
@@ -150,6 +161,7 @@ impl Kernels {
             session,
             origin,
             note,
+            copy,
         };
         kernels.check_arithmetic()?;
         Ok(kernels)

@@ -14,6 +14,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// First bytes of a stored program.
 const MAGIC: &[u8; 16] = b"trefoil-clbin-1\n";
@@ -62,9 +63,43 @@ pub(super) fn source(variant: Variant) -> String {
 }
 
 /// Options of the compiler. Nothing that relaxes arithmetic.
-fn options(variant: Variant) -> &'static str {
+fn options(variant: Variant, copy: usize) -> String {
     // The integer dot product is a built-in from OpenCL C 3.0 on.
-    if variant == Variant::Dot4x8Packed { "-cl-std=CL3.0" } else { "-cl-std=CL1.2" }
+    let standard = if variant == Variant::Dot4x8Packed { "-cl-std=CL3.0" } else { "-cl-std=CL1.2" };
+    if copy == 0 { standard.to_string() } else { format!("{standard} -DTREFOIL_COPY={copy}") }
+}
+
+/// Number of a compiled copy of a variant that no other queue of this process uses; given back when dropped.
+///
+/// PoCL (3.1 and 5.0, and probably those between) keeps one list of compiled work-group functions a process. A dispatch takes the entry that fits
+/// its grid and offsets, but gives back the first one of its kernel and group, so two queues that run the same kernel over
+/// different grids at the same time abort the process (`pocl_release_dlhandle_cache`). Entries of programs that differ in
+/// anything are apart, and an option that the source never reads makes them differ.
+pub(super) struct ProgramCopy {
+    variant: Variant,
+    number: usize,
+}
+
+/// Copies in use.
+static COPIES: Mutex<Vec<(Variant, usize)>> = Mutex::new(Vec::new());
+
+impl ProgramCopy {
+    /// The lowest number that is free; `None` where the driver has no such list.
+    pub(super) fn free(device: &Device, variant: Variant) -> Option<ProgramCopy> {
+        if !device.is_pocl() {
+            return None;
+        }
+        let mut used = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = (0..).find(|&number| !used.contains(&(variant, number)))?;
+        used.push((variant, number));
+        Some(ProgramCopy { variant, number })
+    }
+}
+
+impl Drop for ProgramCopy {
+    fn drop(&mut self) {
+        COPIES.lock().unwrap_or_else(PoisonError::into_inner).retain(|used| *used != (self.variant, self.number));
+    }
 }
 
 /// Builds `variant` for the device, from the cache where it has it.
@@ -72,14 +107,15 @@ pub(super) fn build(
     context: &Context,
     device: &Device,
     variant: Variant,
+    copy: Option<&ProgramCopy>,
     cache: Option<&Path>,
 ) -> Result<Built, OpenClError> {
-    let (source, options) = (source(variant), options(variant));
-    let path = cache.map(|folder| folder.join(format!("{}.clbin", key(device, options, &source))));
+    let (source, options) = (source(variant), options(variant, copy.map_or(0, |copy| copy.number)));
+    let path = cache.map(|folder| folder.join(format!("{}.clbin", key(device, &options, &source))));
     let mut note = None;
     if let Some(path) = &path {
         match load(path) {
-            Ok(Some(binary)) => match from_binary(context, device, &binary, options) {
+            Ok(Some(binary)) => match from_binary(context, device, &binary, &options) {
                 Ok(program) => return Ok(Built { program, origin: ProgramOrigin::Cached(path.clone()), note }),
                 Err(error) => note = Some(format!("{} is not used: {error}", path.display())),
             },
@@ -87,7 +123,7 @@ pub(super) fn build(
             Err(error) => note = Some(format!("{} is not used: {error}", path.display())),
         }
     }
-    let program = from_source(context, device, variant, &source, options)?;
+    let program = from_source(context, device, variant, &source, &options)?;
     if let Some(path) = &path
         && let Err(error) = store(path, &program)
     {
@@ -202,7 +238,10 @@ mod tests {
         for variant in Variant::ALL {
             assert!(source(variant).starts_with(&format!("#define WIDTH {}\n", variant.width())));
             assert!(source(variant).contains("#pragma OPENCL FP_CONTRACT OFF"));
-            assert!(!options(variant).contains("fast") && !options(variant).contains("mad"));
+            let options = options(variant, 1);
+            assert!(!options.contains("fast") && !options.contains("mad"));
+            // The number of a copy makes programs differ and is not read.
+            assert!(options.contains("TREFOIL_COPY") && !source(variant).contains("TREFOIL_COPY"));
         }
     }
 }
