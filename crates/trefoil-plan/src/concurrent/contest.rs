@@ -1,5 +1,6 @@
 //! Schedules of single operators, of whole models and of segments, all written down as plans: the simulator says which is best.
 
+use super::orders::request_orders;
 use super::pieces::{Cutting, Grain, cuttings, mixes};
 use super::workload::{HINTED_JOBS, MOST_HINTS};
 use super::{Workload, in_turn};
@@ -200,13 +201,13 @@ impl Contest<'_, '_> {
     }
 }
 
-/// Orders of the jobs in which requests do not mix: by arrival, by deadline, and by work for their weight.
+/// Orders of the jobs in which requests do not mix: those of [`request_orders`].
 fn job_orders(problem: &Problem, unit: &[u32]) -> Vec<Vec<u32>> {
     let mut work = vec![0.0; problem.requests().len()];
     for (job, &unit) in problem.jobs().iter().zip(unit) {
         work[job.request as usize] += job.ms[unit as usize];
     }
-    let orders = in_turn::request_orders(problem.requests(), &work).into_iter().map(|sorted| {
+    let orders = request_orders(problem.requests(), &work, problem.goal()).into_iter().map(|sorted| {
         let mut place = vec![0; sorted.len()];
         sorted.into_iter().enumerate().for_each(|(at, request)| place[request] = at);
         let mut order = problem.topological().to_vec();

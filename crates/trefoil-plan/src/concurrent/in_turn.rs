@@ -4,6 +4,7 @@
 //! plan of several models may be worse than this.
 
 use super::Workload;
+use super::orders::request_orders;
 use crate::problem::{Goal, ProblemRequest};
 use crate::quality::plan_value;
 use crate::request::PlanOptions;
@@ -29,23 +30,6 @@ pub(crate) fn is_possible(workload: &Workload<'_>) -> bool {
     !workload.is_linked() && workload.instances.iter().all(|instance| instance.iterations == 1)
 }
 
-/// Orders of the requests, one after another: by arrival, by deadline, and by `work` for their weight.
-pub(crate) fn request_orders(requests: &[ProblemRequest], work: &[f64]) -> Vec<Vec<usize>> {
-    let arrival = |at: usize| requests[at].release_ms;
-    let due = |at: usize| requests[at].deadline_ms.unwrap_or(f64::INFINITY);
-    let keys: [&dyn Fn(usize) -> f64; 3] = [&arrival, &due, &|at| work[at] / requests[at].weight];
-    let mut orders: Vec<Vec<usize>> = Vec::new();
-    for key in keys {
-        let mut sorted: Vec<usize> = (0..requests.len()).collect();
-        // Stable: what arrives at once keeps the order in which it was asked for.
-        sorted.sort_by(|&a, &b| key(a).total_cmp(&key(b)).then(arrival(a).total_cmp(&arrival(b))));
-        if !orders.contains(&sorted) {
-            orders.push(sorted);
-        }
-    }
-    orders
-}
-
 /// Each model's own plan in turn, in every order of [`request_orders`].
 ///
 /// # Errors
@@ -60,7 +44,7 @@ pub(super) fn plans(
     for instance in &workload.instances {
         work[instance.request as usize] += own[instance.model].simulated_ms;
     }
-    let orders = request_orders(&workload.requests, &work);
+    let orders = request_orders(&workload.requests, &work, goal);
     orders.iter().map(|order| plan(workload, views, own, order, goal)).collect()
 }
 

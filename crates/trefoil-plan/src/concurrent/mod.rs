@@ -8,11 +8,12 @@
 //!
 //! Backends fuse: a whole model measured in one piece is often much shorter than the sum of its operators. So schedules of single
 //! operators compete with schedules of whole models, of the segments that `interval` cuts each model into, and of mixtures of
-//! these; overlapped as the units allow, and one thing after another in the order of arrival, of deadlines, and of work by weight; and with each model's
-//! own plan in turn, in the same orders. The simulator decides between the plans as they stand, so the result is never worse than any of these.
+//! these; overlapped as the units allow, and one thing after another in the order of arrival, of deadlines, of work by weight, and the best
+//! order of few requests; and with each model's own plan in turn, in the same orders. The simulator decides between the plans as they stand, so the result is never worse than any of these.
 
 mod contest;
 pub(crate) mod in_turn;
+mod orders;
 pub(crate) mod pieces;
 mod workload;
 
