@@ -115,7 +115,7 @@ fn modes_compete_in_plans_of_several_models() {
         plan.check(&[&one, &two]).unwrap();
         assert!((plan.claimed - 2.5).abs() < 1e-12, "{plan:?}");
         assert!(plan.segments.iter().all(|segment| segment.unit.to_string() == "a:CPU@0"), "{plan:?}");
-        assert!(plan.model_bound.is_some_and(|bound| bound > 1.4 && bound <= 2.5), "{plan:?}");
+        assert!(plan.model_bound.is_some_and(|bound| (bound - 2.5).abs() < 1e-9) && plan.exact, "{plan:?}");
         // No certificate is about modes of several models; who names the method plans on the units.
         let error = certificate(&requests, &plan).unwrap_err();
         assert!(matches!(&error, PlanError::OnlyWhole { unit, .. } if unit == "a:CPU@0"), "{error}");

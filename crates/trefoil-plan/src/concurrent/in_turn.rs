@@ -5,12 +5,12 @@
 
 use super::Workload;
 use super::orders::request_orders;
+use crate::PlanError;
 use crate::problem::{Goal, ProblemRequest};
 use crate::quality::plan_value;
 use crate::request::PlanOptions;
 use crate::simulate::resource_keys;
 use crate::view::CostView;
-use crate::{PlanError, whole};
 use std::collections::{BTreeMap, BTreeSet};
 use trefoil_core::plan::{PLAN_FORMAT, PLAN_VERSION, PlannedModel, PlannedRequest};
 use trefoil_core::{Objective, Origin, OwnClaim, Plan, Segment, SegmentId, Task, TaskId, Timeline, Unit, Work};
@@ -162,43 +162,6 @@ fn requests(workload: &Workload<'_>) -> Vec<PlannedRequest> {
         .collect();
     found.sort_by_key(|request| (request.model, request.item, request.request));
     found
-}
-
-/// What bounds every plan, plans in which models run whole on modes of units included, given what `bound`s plans on the units: where a model
-/// does, no other but its own time is sure, and that is at least the lesser of what it takes on the units and on a mode.
-///
-/// # Errors
-/// Whatever is wrong with a profile.
-pub(crate) fn with_modes(
-    bound: f64,
-    workload: &Workload<'_>,
-    views: &[&CostView<'_>],
-    goal: Goal,
-    alone: &dyn Fn(usize) -> Result<f64, PlanError>,
-) -> Result<f64, PlanError> {
-    let on_modes: Vec<Option<f64>> =
-        views.iter().map(|view| whole::fastest_mode(view).map(|plan| plan.claimed)).collect();
-    if on_modes.iter().all(Option::is_none) || !is_possible(workload) {
-        return Ok(bound);
-    }
-    let mut least = Vec::with_capacity(views.len());
-    for (model, on_mode) in on_modes.into_iter().enumerate() {
-        least.push(alone(model)?.min(on_mode.unwrap_or(f64::INFINITY)));
-    }
-    let mut takes = vec![0.0f64; workload.requests.len()];
-    for instance in &workload.instances {
-        let slot = &mut takes[instance.request as usize];
-        *slot = slot.max(least[instance.model]);
-    }
-    let timed = workload.requests.iter().zip(takes);
-    let floor = if goal == Goal::WeightedCompletion {
-        let (sum, weights) =
-            timed.fold((0.0, 0.0), |(sum, all), (request, ms)| (sum + request.weight * ms, all + request.weight));
-        sum / weights
-    } else {
-        timed.map(|(request, ms)| request.release_ms + ms).fold(0.0, f64::max)
-    };
-    Ok(bound.min(floor))
 }
 
 /// What a plan on the units alone says where models' own plans in turn, on modes of units, take less than it: its bound is not about those.

@@ -13,6 +13,7 @@
 
 mod contest;
 pub(crate) mod in_turn;
+pub(crate) mod mode_bound;
 mod orders;
 pub(crate) mod pieces;
 mod workload;
@@ -141,7 +142,7 @@ pub fn concurrent(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> Res
     let least = workload.least(&views)?.with_goal(goal)?;
     let mut bound = crate::bounds::bound_over_segments(&least, &views, Effort::within(options));
     if options.modes && goal != Goal::Energy {
-        bound = in_turn::with_modes(bound, &workload, &views, goal, &|model| {
+        bound = mode_bound::with_modes(bound, &workload, &views, goal, &|model| {
             let alone = Workload::least_of_one(&views, model)?;
             Ok(crate::bounds::bound_over_segments(&alone, &views, Effort::QUICK))
         })?;

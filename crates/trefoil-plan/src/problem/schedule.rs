@@ -55,7 +55,9 @@ impl Score {
     /// Compares by importance; values that are equal up to rounding count as equal.
     pub fn compare(&self, other: &Self) -> Ordering {
         let one = |a: f64, b: f64| {
-            if (a - b).abs() <= 1e-12 * a.abs().max(b.abs()) { Ordering::Equal } else { a.total_cmp(&b) }
+            let (apart, largest) = ((a - b).abs(), a.abs().max(b.abs()));
+            // Nothing finite is close to infinity.
+            if largest.is_finite() && apart <= 1e-12 * largest { Ordering::Equal } else { a.total_cmp(&b) }
         };
         one(self.excess_bytes, other.excess_bytes)
             .then(one(self.late, other.late))

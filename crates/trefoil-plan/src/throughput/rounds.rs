@@ -8,7 +8,7 @@ use super::{Found, ROUNDS, pipeline, steady};
 use crate::bounds::stream_bound;
 use crate::certificate::proofs::without_slowdown;
 use crate::concurrent::pieces::{Cutting, Grain, cuttings, mixes};
-use crate::concurrent::{ConcurrentRequest, Workload, in_turn};
+use crate::concurrent::{ConcurrentRequest, Workload, in_turn, mode_bound};
 use crate::judge::check_memory;
 use crate::list_scheduling::{fastest_unit, ranked};
 use crate::problem::{Goal, Problem};
@@ -104,7 +104,7 @@ pub(crate) fn rounds(request: &ConcurrentRequest<'_>, options: &PlanOptions) -> 
         if !options.modes {
             return Ok(bound);
         }
-        in_turn::with_modes(bound, &workload, &views, Goal::Makespan, &|model| {
+        mode_bound::with_modes(bound, &workload, &views, Goal::Makespan, &|model| {
             let alone = Workload::least_of_one(&views, model)?;
             Ok(stream_bound(&if slowed { alone } else { without_slowdown(&alone)? }, ROUNDS))
         })
