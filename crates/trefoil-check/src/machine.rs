@@ -286,6 +286,14 @@ impl Machine {
         factors.map(|entry| *entry.1).fold(1.0, f64::min)
     }
 
+    /// Whether some units that work at once change each other's rates.
+    pub fn slows(&self) -> bool {
+        let apart =
+            |&(one, other): &(usize, usize)| self.units[one].resources.is_disjoint(&self.units[other].resources);
+        let pairs = self.slowdowns.iter().filter(|(pair, _)| apart(pair));
+        pairs.flat_map(|(_, factors)| factors.values()).any(|factor| factor.to_bits() != 1f64.to_bits())
+    }
+
     /// The objective's price of one busy millisecond on each unit.
     pub fn prices(&self, objective: &str) -> Result<Vec<f64>, CheckError> {
         match objective {

@@ -1,8 +1,8 @@
 //! Optimality of small models, by trying every placement and every order.
 //!
-//! A schedule of lone operators is a unit for each, and an order in which every resource takes its operators, transfers and
-//! handovers; everything starts as soon as its inputs are there and its resources come to it. Orders are built step by step. A
-//! partial one is given up when it cannot beat the claim even if nothing slowed anything; a complete one is run with slowdowns.
+//! A schedule of lone operators is a unit for each, and what operators, transfers and handovers do when something ends: each that could
+//! start does or waits until something else ends, be it for the sake of a step that takes its resource first or to be slowed less. The
+//! walk through time is given up where it cannot beat the claim even if nothing slowed anything any more.
 
 use crate::CheckError;
 use crate::bounds::Ground;
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Most operators and units.
 const MOST_OPERATORS: usize = 7;
 const MOST_UNITS: usize = 3;
-/// Most partial orders looked at.
+/// Most moments looked at.
 const MOST_NODES: u64 = 20_000_000;
 
 /// An operator, a transfer or a handover of one placement.
@@ -26,9 +26,28 @@ struct Step {
     tail: f64,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Not started.
+    Open,
+    /// Could have started, and waits for an end.
+    Waiting,
+    Running,
+    Done,
+}
+
+#[derive(Clone)]
+struct Moment {
+    now: f64,
+    left: Vec<f64>,
+    stage: Vec<Stage>,
+}
+
 struct Search<'g, 'a> {
     ground: &'g Ground<'a>,
     claim: f64,
+    /// Whether units that work at once change each other's rates.
+    slows: bool,
     steps: Vec<Step>,
     resources: Vec<Vec<usize>>,
     nodes: u64,
@@ -60,15 +79,20 @@ pub fn verify(ground: &Ground<'_>, claim: f64) -> Result<f64, CheckError> {
         .iter()
         .map(|unit| unit.resources.iter().map(|resource| names[resource.as_str()]).collect())
         .collect();
-    let mut search = Search { ground, claim, steps: Vec::new(), resources, nodes: 0, better: None };
+    let slows = ground.machine.slows();
+    let mut search = Search { ground, claim, slows, steps: Vec::new(), resources, nodes: 0, better: None };
     for code in 0..units.pow(count as u32) {
         let unit_of: Vec<usize> = (0..count).map(|at| code / units.pow(at as u32) % units).collect();
         if unit_of.iter().enumerate().any(|(at, &unit)| ground.least(0, at, unit).is_infinite()) {
             continue;
         }
         search.place(&unit_of);
-        let mut order = Vec::new();
-        search.extend(&mut order, &mut vec![f64::NAN; search.steps.len()], &vec![0.0; names.len()]);
+        let start = Moment {
+            now: 0.0,
+            left: search.steps.iter().map(|step| step.ms).collect(),
+            stage: vec![Stage::Open; search.steps.len()],
+        };
+        search.decide(start, 0);
         if search.nodes > MOST_NODES {
             return Err(CheckError::Bound("its search is too large".to_owned()));
         }
@@ -136,99 +160,88 @@ impl Search<'_, '_> {
         step.ms * self.ground.machine.least_factor(step.unit, step.class)
     }
 
-    /// Tries every step that may come next. `end` is when each placed step ends at the earliest, `free` when each resource is.
-    fn extend(&mut self, order: &mut Vec<usize>, end: &mut Vec<f64>, free: &[f64]) {
+    /// Whether steps can never run at once.
+    fn exclude(&self, one: usize, other: usize) -> bool {
+        let resources = &self.resources[self.steps[other].unit];
+        self.resources[self.steps[one].unit].iter().any(|resource| resources.contains(resource))
+    }
+
+    /// Decides for each step from `first` on whether it starts now, then lets time pass.
+    fn decide(&mut self, mut moment: Moment, first: usize) {
         self.nodes += 1;
-        if self.nodes > MOST_NODES || self.better.is_some() {
+        if self.nodes > MOST_NODES || self.better.is_some() || !self.may_end_earlier(&moment) {
             return;
         }
-        if order.len() == self.steps.len() {
-            let makespan = self.run(order);
-            if makespan < self.claim * (1.0 - crate::TOLERANCE) {
-                self.better = Some(makespan);
+        let count = self.steps.len();
+        let could = |at: &usize| {
+            let ready = self.steps[*at].needs.iter().all(|&before| moment.stage[before] == Stage::Done);
+            let free = (0..count).all(|other| moment.stage[other] != Stage::Running || !self.exclude(*at, other));
+            moment.stage[*at] == Stage::Open && ready && free
+        };
+        let Some(at) = (first..count).find(could) else {
+            if let Some(next) = self.pass(moment) {
+                self.decide(next, 0);
             }
             return;
-        }
-        let limit = self.claim * (1.0 - crate::TOLERANCE);
-        // Work that each resource still has to do.
-        let mut left = vec![0.0; free.len()];
-        for at in (0..self.steps.len()).filter(|&at| end[at].is_nan()) {
-            for &resource in &self.resources[self.steps[at].unit] {
-                left[resource] += self.fastest(&self.steps[at]);
-            }
-        }
-        if free.iter().zip(&left).any(|(free, left)| free + left >= limit) {
-            return;
-        }
-        let last = order.last().copied();
-        for at in 0..self.steps.len() {
-            if !end[at].is_nan() || self.steps[at].needs.iter().any(|&before| end[before].is_nan()) {
-                continue;
-            }
-            // Two neighbours that have nothing to do with each other come in the order of their numbers only.
-            if let Some(last) = last.filter(|&last| at < last) {
-                let shares = |resource: &usize| self.resources[self.steps[last].unit].contains(resource);
-                let related = self.resources[self.steps[at].unit].iter().any(shares);
-                if !related && !self.steps[at].needs.contains(&last) {
-                    continue;
-                }
-            }
-            let unit = self.steps[at].unit;
-            let ready = self.steps[at].needs.iter().map(|&before| end[before]).fold(0.0, f64::max);
-            let start = self.resources[unit].iter().map(|&resource| free[resource]).fold(ready, f64::max);
-            let finish = start + self.fastest(&self.steps[at]);
-            if finish + self.steps[at].tail >= limit {
-                continue;
-            }
-            let mut next = free.to_vec();
-            self.resources[unit].iter().for_each(|&resource| next[resource] = finish);
-            end[at] = finish;
-            order.push(at);
-            self.extend(order, end, &next);
-            order.pop();
-            end[at] = f64::NAN;
+        };
+        let mut begun = moment.clone();
+        begun.stage[at] = Stage::Running;
+        self.decide(begun, at + 1);
+        // Where nothing slows anything, waiting is for a step that takes the resource first.
+        let others = (0..count).filter(|&other| other != at && moment.stage[other] != Stage::Done);
+        if others
+            .into_iter()
+            .any(|other| self.slows || moment.stage[other] != Stage::Running && self.exclude(at, other))
+        {
+            moment.stage[at] = Stage::Waiting;
+            self.decide(moment, at + 1);
         }
     }
 
-    /// The makespan of an order with slowdowns: whoever is next on all its resources starts as soon as its inputs are there.
-    fn run(&self, order: &[usize]) -> f64 {
-        let count = self.steps.len();
-        let (mut left, mut done): (Vec<f64>, Vec<bool>) =
-            (self.steps.iter().map(|step| step.ms).collect(), vec![false; count]);
-        let mut started = vec![false; count];
-        let mut now = 0.0;
-        loop {
-            for (place, &at) in order.iter().enumerate() {
-                if started[at] || !self.steps[at].needs.iter().all(|&before| done[before]) {
-                    continue;
-                }
-                let mine = &self.resources[self.steps[at].unit];
-                let shares = |other: usize| self.resources[self.steps[other].unit].iter().any(|one| mine.contains(one));
-                if order[..place].iter().all(|&other| done[other] || !shares(other)) {
-                    started[at] = true;
-                }
+    /// Whether the claim could be beaten if nothing slowed anything any more.
+    fn may_end_earlier(&self, moment: &Moment) -> bool {
+        let limit = self.claim * (1.0 - crate::TOLERANCE);
+        let mut busy = vec![moment.now; self.resources.iter().flatten().max().map_or(0, |most| most + 1)];
+        for (at, step) in self.steps.iter().enumerate().filter(|&(at, _)| moment.stage[at] != Stage::Done) {
+            let share = if step.ms > 0.0 { moment.left[at] / step.ms } else { 0.0 };
+            let left = self.fastest(step) * share;
+            if moment.now + left + step.tail >= limit {
+                return false;
             }
-            let running: Vec<usize> = (0..count).filter(|&at| started[at] && !done[at]).collect();
-            if running.is_empty() {
-                return now;
+            self.resources[step.unit].iter().for_each(|&resource| busy[resource] += left);
+        }
+        busy.into_iter().all(|end| end < limit)
+    }
+
+    /// The moment at which something has ended; `None` where nothing runs. A course that is complete is compared with the claim.
+    fn pass(&mut self, mut moment: Moment) -> Option<Moment> {
+        let running: Vec<usize> = (0..self.steps.len()).filter(|&at| moment.stage[at] == Stage::Running).collect();
+        if running.is_empty() {
+            if moment.stage.iter().all(|stage| *stage == Stage::Done) {
+                self.better = Some(moment.now);
             }
-            let rate = |at: usize| {
-                let others: Vec<(usize, Class)> = running
-                    .iter()
-                    .filter(|&&other| other != at)
-                    .map(|&other| (self.steps[other].unit, self.steps[other].class))
-                    .collect();
-                1.0 / self.ground.machine.factor(self.steps[at].unit, self.steps[at].class, &others)
-            };
-            let rates: Vec<f64> = running.iter().map(|&at| rate(at)).collect();
-            let step = running.iter().zip(&rates).map(|(&at, rate)| left[at] / rate).fold(f64::INFINITY, f64::min);
-            now += step;
-            for (&at, rate) in running.iter().zip(&rates) {
-                left[at] -= step * rate;
-                if left[at] <= 1e-12 * self.steps[at].ms.max(1e-12) {
-                    done[at] = true;
-                }
+            return None;
+        }
+        let rate = |at: usize| {
+            let others: Vec<(usize, Class)> = running
+                .iter()
+                .filter(|&&other| other != at)
+                .map(|&other| (self.steps[other].unit, self.steps[other].class))
+                .collect();
+            1.0 / self.ground.machine.factor(self.steps[at].unit, self.steps[at].class, &others)
+        };
+        let rates: Vec<f64> = running.iter().map(|&at| rate(at)).collect();
+        let step = running.iter().zip(&rates).map(|(&at, rate)| moment.left[at] / rate).fold(f64::INFINITY, f64::min);
+        moment.now += step;
+        for (&at, rate) in running.iter().zip(&rates) {
+            moment.left[at] -= step * rate;
+            if moment.left[at] <= 1e-12 * self.steps[at].ms.max(1e-12) {
+                moment.stage[at] = Stage::Done;
             }
         }
+        for stage in moment.stage.iter_mut().filter(|stage| **stage == Stage::Waiting) {
+            *stage = Stage::Open;
+        }
+        Some(moment)
     }
 }

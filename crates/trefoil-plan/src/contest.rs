@@ -139,7 +139,7 @@ impl<'a> Arena<'a> {
     fn one_by_one(&self, unit: Vec<u32>) -> Schedule {
         let order = self.problem.topological();
         let mut schedule = Schedule::from_jobs(&self.problem, unit, order);
-        schedule.after = order.windows(2).map(|pair| (pair[0], pair[1])).collect();
+        schedule.after = dag::in_turn(order);
         schedule
     }
 }

@@ -105,6 +105,17 @@ impl Factors {
         most
     }
 
+    /// Whether work on one of two units that can be busy at once changes the other's rate.
+    pub(crate) fn matter(&self, beside: impl Fn(usize, usize) -> bool) -> bool {
+        let pairs = (0..self.units).flat_map(|slowed| (0..self.units).map(move |other| (slowed, other)));
+        pairs.filter(|&(slowed, other)| slowed != other && beside(slowed, other)).any(|(slowed, other)| {
+            let at = self.at(slowed, other, 0, 0);
+            self.table[at..at + CLASSES * CLASSES]
+                .iter()
+                .any(|&factor| !factor.is_nan() && factor.to_bits() != 1f64.to_bits())
+        })
+    }
+
     /// Whether every factor is a number above 0 or unmeasured.
     pub(crate) fn bad(&self) -> Option<f64> {
         self.table.iter().copied().find(|factor| *factor <= 0.0 || factor.is_infinite())

@@ -14,7 +14,7 @@
 //! tensor pays once per unit, and each phase is scheduled jointly, contention included, given where its inputs are.
 
 use crate::dag::{self, Solution};
-use crate::problem::{Evaluation, Job, Problem, ProblemRequest, ProblemTensor, Schedule};
+use crate::problem::{Evaluation, Job, Problem, ProblemRequest, ProblemTensor, Schedule, Step};
 use crate::request::{Budget, PlanOptions};
 use crate::sequential::{PaperCosts, sequential_dp};
 use crate::view::CostView;
@@ -76,7 +76,7 @@ impl Phases {
         for pair in self.phases.windows(2) {
             for first in pair[0].iter().filter_map(|branch| branch.last()) {
                 let begins = pair[1].iter().filter_map(|branch| branch.first());
-                schedule.after.extend(begins.map(|then| (*first, *then)));
+                schedule.after.extend(begins.map(|then| (Step::Job(*first), Step::Job(*then))));
             }
         }
         schedule

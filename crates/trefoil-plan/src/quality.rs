@@ -82,6 +82,9 @@ pub(crate) fn plan_score(plan: &Plan, views: &[&CostView<'_>], goal: Goal) -> Re
     Ok((Score { excess_bytes: 0.0, late, tardiness_ms, value }, missed))
 }
 
+/// What restricts schedules to those that [`Solution::exact_at_once`] is about.
+pub(crate) const AT_ONCE: &str = " in which nothing waits that could start";
+
 /// Sets `claimed` to what the simulator says of a plan made of a schedule, and [`Plan::own`] to what is proven of the schedule
 /// itself, in which every operator runs alone. Merged segments may make the plan cheaper than that.
 pub(crate) fn state_quality(
@@ -93,12 +96,16 @@ pub(crate) fn state_quality(
     let alone = plan.claimed;
     plan.claimed = plan_value(plan, views, problem.goal())?;
     let bound = solution.map_or_else(|| model_bound(problem).value, |solution| solution.bound.value).min(alone);
+    let exact = solution.is_some_and(|solution| solution.exact) || alone <= bound * (1.0 + ROUNDING);
+    // Of schedules in which something waits that could start less may be proven.
+    let at_once = !exact && solution.is_some_and(|solution| solution.exact_at_once);
+    let bound = if at_once { alone } else { bound };
     plan.own = Some(OwnClaim {
         value: alone,
-        over: "schedules of single operators".to_owned(),
+        over: format!("schedules of single operators{}", if at_once { AT_ONCE } else { "" }),
         bound: Some(bound),
         gap: if bound > 0.0 { Some(alone / bound - 1.0) } else { (alone == 0.0).then_some(0.0) },
-        exact: solution.is_some_and(|solution| solution.exact) || alone <= bound * (1.0 + ROUNDING),
+        exact: exact || at_once,
     });
     Ok(())
 }

@@ -325,7 +325,7 @@ fn fused_models_are_found_certified_and_said() {
     assert!(found.all_measured && found.segments.len() == 2, "{:?}", found.segments);
     let own = found.own.as_ref().unwrap();
     assert!(own.over.contains("whole models"), "{own:?}");
-    assert!(found.notes.iter().any(|note| note.contains("single operators costs")), "{:?}", found.notes);
+    assert!(found.notes.iter().any(|note| note.contains("the best schedule of single operators")), "{:?}", found.notes);
     let files = [value(&first.profile), value(&second.profile)];
     let verdict = trefoil_check::check(&paper(&requests, &found), &files).unwrap();
     assert!((verdict.value - 0.065).abs() < 1e-12);

@@ -5,7 +5,8 @@ mod support;
 use serde_json::{Value, json};
 use support::certified::{bound_refused as refused, has, paper, proof, refused as any_refused, value};
 use trefoil_check::{CheckError, check};
-use trefoil_core::Objective;
+use trefoil_core::OperatorClass::{Compute, Memory};
+use trefoil_core::{Objective, Outcome, Samples, Subject};
 use trefoil_plan::generate::{GraphSpec, Shape, instance};
 use trefoil_plan::testing::{ProfileBuilder, graph};
 use trefoil_plan::{Application, Budget, ConcurrentRequest, PlanOptions, PlanRequest, concurrent, plan_with};
@@ -169,4 +170,43 @@ fn what_was_searched_is_searched_anew() {
         }
     }
     assert!(searched >= 3, "{searched}");
+}
+
+/// An operator that slows another more than a third does: waiting until the third is there gains.
+#[test]
+fn waiting_for_what_disturbs_less_is_searched_too() {
+    let mut graph = graph(&[4, 8, 4, 4], &[(0, 2)]);
+    for (operator, class) in graph.operators.iter_mut().zip([Memory, Compute, Compute, Compute]) {
+        operator.class = class;
+    }
+    let mut builder = ProfileBuilder::new(&graph)
+        .cpus(2)
+        .transfers(&[(4, 2.0)])
+        // One operator takes no time: dispatch is free, and segments save nothing.
+        .operators(0, &[Some(8.0), Some(1.0), Some(3.0), Some(0.0)])
+        .operators(1, &[Some(6.0), None, Some(3.0), Some(0.0)]);
+    for (slowed, other, class, interference, factor) in [
+        (0, 1, Compute, Compute, 1.25),
+        (0, 1, Compute, Memory, 1.5),
+        (0, 1, Memory, Compute, 1.25),
+        (0, 1, Memory, Memory, 1.5),
+        (1, 0, Compute, Compute, 1.25),
+        (1, 0, Compute, Memory, 1.25),
+        (1, 0, Memory, Compute, 1.5),
+        (1, 0, Memory, Memory, 1.25),
+    ] {
+        let units = [builder.address(slowed), builder.address(other)];
+        let value = Outcome::Value { value: Samples::exactly(factor) };
+        builder.record(Subject::Slowdown { class, interference }, &units, value);
+    }
+    let request = PlanRequest::new(&builder.profile, &graph);
+    let plan = plan_with("dag", &request, &PlanOptions::default()).unwrap();
+    // The memory-bound operator alone for 6 ms; beside the compute-bound one that it feeds, another waits until then.
+    assert!(plan.claimed < 9.5 - 1e-9, "{plan:?}");
+    let own = plan.own.as_ref().unwrap();
+    assert!(own.exact && own.over == "schedules of single operators", "{own:?}");
+    let paper = paper(std::slice::from_ref(&request), &plan);
+    let profiles = [value(&builder.profile)];
+    let verdict = check(&paper, &profiles).unwrap();
+    assert!(has(&verdict, "search") && verdict.is_optimal(), "{verdict:?}");
 }

@@ -6,7 +6,7 @@ use super::workload::{HINTED_JOBS, MOST_HINTS};
 use super::{Workload, in_turn};
 use crate::dag::{self, Solution};
 use crate::problem::{Goal, Problem, Schedule, Score};
-use crate::quality::{plan_score, state_quality};
+use crate::quality::{AT_ONCE, plan_score, state_quality};
 use crate::request::{Budget, PlanOptions};
 use crate::view::CostView;
 use crate::{PlanError, judge};
@@ -57,7 +57,8 @@ pub(super) fn best<'w, 'a>(
         let unit = if goal == Goal::Energy { "J" } else { "ms" };
         let bound =
             single.bound.map_or_else(String::new, |bound| format!(", of which none costs less than {bound:.4} {unit}"));
-        plan.notes.push(format!("the best schedule of single operators costs {:.4} {unit}{bound}", single.value));
+        let of = single.over.strip_prefix("schedules").unwrap_or_default();
+        plan.notes.push(format!("the best schedule{of} costs {:.4} {unit}{bound}", single.value));
     }
     if !options.modes && goal != Goal::Energy && in_turn::is_possible(workload) {
         let (score, _) = plan_score(&plan, views, goal)?;
@@ -149,7 +150,8 @@ impl Contest<'_, '_> {
         let mut plan = problem.to_plan(self.views, &solution.schedule, METHOD, true)?;
         state_quality(&mut plan, &problem, self.views, Some(&solution))?;
         if let Some(own) = &mut plan.own {
-            over(mix).clone_into(&mut own.over);
+            let at_once = if own.over.ends_with(AT_ONCE) { AT_ONCE } else { "" };
+            own.over = format!("{}{at_once}", over(mix));
         }
         plan.notes.push(pieces_note(self.views, mix));
         self.offer(plan)?;

@@ -5,7 +5,7 @@
 //! a whole assignment the inner search ([`super::orders`]) tries all orders.
 
 use super::decode::{Choice, Decoder};
-use super::orders::Inner;
+use super::orders::{Inner, Waiting};
 use crate::bounds::LeastTimes;
 use crate::problem::{Problem, Schedule, Score};
 
@@ -24,7 +24,7 @@ pub(crate) struct Exact {
 }
 
 /// Searches for a schedule that is better than `incumbent`; gives up after `limit` nodes.
-pub(crate) fn branch_and_bound(problem: &Problem, incumbent: Score, limit: u64) -> Exact {
+pub(crate) fn branch_and_bound(problem: &Problem, incumbent: Score, limit: u64, waiting: Waiting) -> Exact {
     let least = LeastTimes::new(problem);
     let free = least.earliest_ends(problem);
     let all: Vec<u32> = (0..problem.jobs().len() as u32).collect();
@@ -50,6 +50,7 @@ pub(crate) fn branch_and_bound(problem: &Problem, incumbent: Score, limit: u64) 
         load: vec![0.0; problem.resources().len()],
         best: Exact { schedule: None, score: incumbent, complete: true, nodes: 0 },
         limit,
+        waiting,
     };
     search.assign(0);
     search.best
@@ -82,6 +83,7 @@ struct Outer<'p> {
     load: Vec<f64>,
     best: Exact,
     limit: u64,
+    waiting: Waiting,
 }
 
 impl Outer<'_> {
@@ -215,6 +217,6 @@ impl Outer<'_> {
         }
         let schedule = Schedule::from_jobs(problem, self.unit.clone(), problem.topological());
         let Ok(edges) = problem.step_edges(&schedule) else { return };
-        Inner::new(problem, self.least, &schedule, &edges, excess).run(&mut self.best, self.limit);
+        Inner::new(problem, self.least, &schedule, &edges, excess, self.waiting).run(&mut self.best, self.limit);
     }
 }

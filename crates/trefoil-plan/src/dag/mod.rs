@@ -3,7 +3,8 @@
 //!
 //! 1. **Starts.** HEFT with insertion, every unit alone, every job where it is fastest, the chain recurrence, and what the
 //!    caller's other planners found; each decoded as a list schedule, and the serial ones also one task at a time.
-//! 2. **Small problems** (up to [`EXACT_JOBS`] jobs): branch and bound over all assignments and orders.
+//! 2. **Small problems** (up to [`EXACT_JOBS`] jobs): branch and bound over all assignments and orders; where units slow each other, then also
+//!    over what may wait for something to end.
 //! 3. **Larger ones**: simulated annealing over units and urgencies; above [`WINDOW_JOBS`] jobs window by window.
 //! 4. The lower bound of [`crate::model_bound`], and the gap to it.
 //!
@@ -23,11 +24,12 @@ pub(crate) use plan::dag;
 
 use crate::PlanError;
 use crate::bounds::{Bound, Effort, bound_within, load_weights};
-use crate::problem::{Evaluation, Goal, Problem, Schedule};
+use crate::problem::{Evaluation, Goal, Problem, Schedule, Step};
 use crate::request::{Budget, PlanOptions};
 use anneal::{Meter, Random};
 use construct::Guess;
 use decode::{Choice, Decoder};
+use orders::Waiting;
 
 /// Most jobs that are searched exhaustively.
 pub const EXACT_JOBS: usize = 14;
@@ -56,8 +58,11 @@ pub struct Solution {
     pub evaluation: Evaluation,
     /// A lower bound on every schedule.
     pub bound: Bound,
-    /// Whether no other order and assignment is better: the bound is reached or everything was searched.
+    /// Whether no other schedule is better: the bound is reached or everything was searched.
     pub exact: bool,
+    /// Whether no other assignment and order is better if everything starts as soon as its inputs are there and its resources come to it.
+    /// Where units slow each other, waiting for something to end may still gain.
+    pub exact_at_once: bool,
 }
 
 impl Solution {
@@ -95,21 +100,16 @@ pub fn solve(problem: &Problem, hints: &[Vec<u32>], options: &PlanOptions) -> Re
     }
     search.starts(hints, &meter)?;
     meter.spend(search.decoder.steps);
-    let mut exact = search.is_optimal();
+    let (mut exact, mut exact_at_once) = (search.is_optimal(), false);
     if !exact && problem.jobs().len() <= EXACT_JOBS {
-        let incumbent = search.best.as_ref().map_or(crate::problem::Score::WORST, |best| best.1.score);
-        let found = exact::branch_and_bound(problem, incumbent, meter.steps_left(0.7).min(exact::NODE_LIMIT));
-        meter.spend(found.nodes);
-        if let Some(schedule) = found.schedule {
-            search.offer(schedule)?;
-        }
-        exact = found.complete;
+        exact_at_once = search.everything(&mut meter, Waiting::Never)?;
+        exact = exact_at_once && (!problem.gains_by_waiting() || search.everything(&mut meter, Waiting::ForAnyEnd)?);
     }
-    if !exact {
+    if !exact && !exact_at_once {
         let mut random = Random::new(options.seed);
         search.improve(&mut meter, &mut random)?;
-        exact = search.is_optimal();
     }
+    exact |= search.is_optimal();
     let Some((schedule, evaluation)) = search.best else {
         return Err(PlanError::Problem { reason: "it has no schedule".to_owned() });
     };
@@ -118,16 +118,16 @@ pub fn solve(problem: &Problem, hints: &[Vec<u32>], options: &PlanOptions) -> Re
     } else {
         bound
     };
-    Ok(Solution { schedule, evaluation, bound, exact })
+    Ok(Solution { schedule, evaluation, bound, exact, exact_at_once: exact || exact_at_once })
 }
 
-/// Goes on from a solution by searching every assignment and every order, up to so many nodes: for measuring how good plans and bounds
-/// are.
+/// Goes on from a solution by searching every assignment and every order, up to so many nodes, nothing waiting that could start: for
+/// measuring how good plans and bounds are.
 ///
 /// # Errors
 /// [`PlanError::Stuck`] never, but for a mistake of the search.
 pub fn search_everything(problem: &Problem, from: &Solution, nodes: u64) -> Result<Solution, PlanError> {
-    let found = exact::branch_and_bound(problem, from.evaluation.score, nodes);
+    let found = exact::branch_and_bound(problem, from.evaluation.score, nodes, Waiting::Never);
     let (schedule, evaluation) = match found.schedule {
         Some(schedule) => {
             let evaluation = problem.evaluate(&schedule)?;
@@ -135,12 +135,19 @@ pub fn search_everything(problem: &Problem, from: &Solution, nodes: u64) -> Resu
         }
         None => (from.schedule.clone(), from.evaluation.clone()),
     };
-    Ok(Solution { schedule, evaluation, bound: from.bound.clone(), exact: from.exact || found.complete })
+    let exact = from.exact || found.complete && !problem.gains_by_waiting();
+    let exact_at_once = from.exact_at_once || found.complete;
+    Ok(Solution { schedule, evaluation, bound: from.bound.clone(), exact, exact_at_once })
 }
 
 /// About as many simulated steps as a share of a budget allows.
 pub(crate) fn steps_left(options: &PlanOptions, share: f64) -> u64 {
     Meter::new(options).steps_left(share)
+}
+
+/// Every job waits for the one before it.
+pub(crate) fn in_turn(jobs: &[u32]) -> Vec<(Step, Step)> {
+    jobs.windows(2).map(|pair| (Step::Job(pair[0]), Step::Job(pair[1]))).collect()
 }
 
 struct Search<'p> {
@@ -160,6 +167,18 @@ impl Search<'_> {
             self.best = Some((schedule, evaluation));
         }
         Ok(())
+    }
+
+    /// Branch and bound from the best so far; whether everything was searched.
+    fn everything(&mut self, meter: &mut Meter, waiting: Waiting) -> Result<bool, PlanError> {
+        let incumbent = self.best.as_ref().map_or(crate::problem::Score::WORST, |best| best.1.score);
+        let limit = meter.steps_left(0.7).min(exact::NODE_LIMIT);
+        let found = exact::branch_and_bound(self.problem, incumbent, limit, waiting);
+        meter.spend(found.nodes);
+        if let Some(schedule) = found.schedule {
+            self.offer(schedule)?;
+        }
+        Ok(found.complete)
     }
 
     /// Decodes a choice and keeps it if it is the best so far.
@@ -206,7 +225,7 @@ impl Search<'_> {
             let begun = meter.left_ms();
             // One after another, so that nothing slows anything: what sequential planners mean.
             let mut serial = Schedule::from_jobs(problem, unit.clone(), problem.topological());
-            serial.after = problem.topological().windows(2).map(|pair| (pair[0], pair[1])).collect();
+            serial.after = in_turn(problem.topological());
             self.offer(serial)?;
             let choice = construct::by_rank(problem, unit);
             if problem.requests().len() > 1 {

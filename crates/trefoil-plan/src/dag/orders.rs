@@ -1,12 +1,22 @@
 //! Every order of one assignment's steps.
 //!
-//! The search walks through time: at every event each step that could start now is started or held back; a step held back may
-//! only start once another step has used one of its resources, because the simulator would start it earlier otherwise. That way
-//! exactly the schedules that resource orders can express are visited.
+//! The search walks through time: at every event each step that could start now is started or held back. [`Waiting`] says until when: where a
+//! step held back may only start once another step has used one of its resources, exactly the schedules that resource orders
+//! can express are visited, each once. Where it may start whenever something ends, every schedule is whose tasks start at ends and
+//! arrivals; what then waits without need is told with [`Schedule::after`].
 
 use super::exact::Exact;
 use crate::bounds::LeastTimes;
 use crate::problem::{Goal, MEMORY, Problem, Schedule, Score, Step};
+
+/// What a step that could start may wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// Another step that takes one of its resources first.
+    Never,
+    /// The end of any step that runs meanwhile.
+    ForAnyEnd,
+}
 
 /// The order search for one assignment; steps are positions in `steps`.
 pub(super) struct Inner<'p> {
@@ -29,6 +39,7 @@ pub(super) struct Inner<'p> {
     more: Vec<f64>,
     idle: f64,
     frugal: bool,
+    waiting: Waiting,
 }
 
 #[derive(Clone)]
@@ -41,8 +52,13 @@ struct State {
     started: Vec<bool>,
     done: Vec<bool>,
     ends: Vec<f64>,
-    /// Held back until a resource of theirs was used again.
+    /// Held back, by [`Waiting`] until a resource of theirs was used again or something ends.
     held: Vec<bool>,
+    /// Ever held back until something ends; and for what each that did then waited.
+    late: Vec<bool>,
+    after: Vec<(u32, u32)>,
+    /// A step that ended at this instant.
+    ended: Option<u32>,
     /// Considered at this instant.
     order: Vec<u32>,
     running: Vec<u32>,
@@ -61,6 +77,9 @@ impl State {
             done: vec![false; count],
             ends: vec![0.0; count],
             held: vec![false; count],
+            late: vec![false; count],
+            after: Vec::new(),
+            ended: None,
             order: Vec::with_capacity(count),
             running: Vec::new(),
             free: vec![true; problem.resources().len()],
@@ -75,6 +94,7 @@ impl<'p> Inner<'p> {
         schedule: &Schedule,
         edges: &[(u32, u32)],
         excess: f64,
+        waiting: Waiting,
     ) -> Self {
         let dense = &problem.dense;
         let steps = schedule.order.clone();
@@ -128,6 +148,7 @@ impl<'p> Inner<'p> {
             before,
             excess,
             prices: Vec::new(),
+            waiting,
         };
         inner.prices = least.balance(&inner.loads());
         inner
@@ -172,22 +193,30 @@ impl<'p> Inner<'p> {
             }
             return;
         };
-        // Holding back is for the sake of another step that takes one of its resources first.
+        // Holding back is for the sake of another step that takes one of its resources first, or would be slowed.
+        let waits = self.waiting == Waiting::ForAnyEnd;
         let rival = (0..self.steps.len()).any(|other| {
             other != step
-                && !state.started[other]
-                && self.resources(other).iter().any(|resource| self.resources(step).contains(resource))
+                && !state.done[other]
+                && (waits
+                    || !state.started[other]
+                        && self.resources(other).iter().any(|resource| self.resources(step).contains(resource)))
         });
         let mut begun = state.clone();
         begun.started[step] = true;
         begun.order.push(step as u32);
         begun.running.push(step as u32);
+        if let Some(ended) = begun.ended.filter(|_| begun.late[step]) {
+            begun.after.push((ended, step as u32));
+        }
         for &resource in self.resources(step) {
             begun.free[resource as usize] = false;
         }
         // What waits for these resources may go when they are free again.
         for other in 0..self.steps.len() {
-            if begun.held[other] && self.resources(other).iter().any(|resource| self.resources(step).contains(resource))
+            if !waits
+                && begun.held[other]
+                && self.resources(other).iter().any(|resource| self.resources(step).contains(resource))
             {
                 begun.held[other] = false;
             }
@@ -196,6 +225,7 @@ impl<'p> Inner<'p> {
         if rival && best.complete {
             let mut held = state;
             held.held[step] = true;
+            held.late[step] = waits;
             self.search(held, best, limit);
         }
     }
@@ -215,7 +245,11 @@ impl<'p> Inner<'p> {
                     best.schedule = Some(Schedule {
                         unit: self.unit.clone(),
                         order: state.order.iter().map(|&step| self.steps[step as usize]).collect(),
-                        after: Vec::new(),
+                        after: state
+                            .after
+                            .iter()
+                            .map(|&(first, then)| (self.steps[first as usize], self.steps[then as usize]))
+                            .collect(),
                     });
                 }
             }
@@ -237,12 +271,14 @@ impl<'p> Inner<'p> {
         state.joules += (self.idle + power) * step_ms / 1e3;
         state.now = if step_ms.to_bits() == (arrival - state.now).to_bits() { arrival } else { state.now + step_ms };
         let running = std::mem::take(&mut state.running);
+        state.ended = None;
         for (&step, rate) in running.iter().zip(&rates) {
             let at = step as usize;
             if state.left[at] / rate <= step_ms * (1.0 + crate::engine::SIMULTANEOUS) {
                 state.left[at] = 0.0;
                 state.done[at] = true;
                 state.ends[at] = state.now;
+                state.ended = Some(step);
                 for &resource in self.resources(at) {
                     state.free[resource as usize] = true;
                 }
@@ -253,6 +289,9 @@ impl<'p> Inner<'p> {
                 state.left[at] -= step_ms * rate;
                 state.running.push(step);
             }
+        }
+        if self.waiting == Waiting::ForAnyEnd && state.ended.is_some() {
+            state.held.fill(false);
         }
         Some(state)
     }

@@ -302,6 +302,11 @@ impl Problem {
         self.dense.after.row(job)
     }
 
+    /// Whether something may be gained by not starting what could start: where units that work at once change each other's rates.
+    pub fn gains_by_waiting(&self) -> bool {
+        self.platform.factors.matter(|one, other| !self.conflict(one, other))
+    }
+
     /// Whether two units share a resource and so never run at once.
     pub fn conflict(&self, first: usize, second: usize) -> bool {
         self.units[first].resources.iter().any(|resource| self.units[second].resources.contains(resource))

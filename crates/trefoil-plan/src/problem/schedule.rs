@@ -30,8 +30,8 @@ pub struct Schedule {
     /// Every job once, every transfer that the units ask for once, every handover once; each after what it waits for. A
     /// resource takes its steps in this order.
     pub order: Vec<Step>,
-    /// Jobs that wait for other jobs beside what they read: `(first, then)`. Barriers of phases are such.
-    pub after: Vec<(u32, u32)>,
+    /// Steps that wait for other steps beside what they read: `(first, then)`. Barriers of phases are such.
+    pub after: Vec<(Step, Step)>,
 }
 
 /// How good a schedule is, the most important thing first. Less is better.
@@ -223,10 +223,21 @@ impl Problem {
         if let Some(at) = used.iter().position(|used| !used) {
             return Err(stuck(format!("step {at}, {:?}, serves nothing", schedule.order[at])));
         }
+        let place = |step: Step| {
+            let slot = match step {
+                Step::Job(job) => job_at.get(job as usize),
+                Step::Transfer { tensor, unit } if (unit as usize) < dense.units => {
+                    transfer_at.get(tensor as usize * dense.units + unit as usize)
+                }
+                Step::Transfer { .. } => None,
+                Step::Handover(tensor) => handover_at.get(tensor as usize),
+            };
+            slot.copied().filter(|&at| at != u32::MAX)
+        };
         for &(first, then) in &schedule.after {
-            match (job_at.get(first as usize), job_at.get(then as usize)) {
-                (Some(&first), Some(&then)) => edges.push((first, then)),
-                _ => return Err(stuck(format!("jobs {first} and {then} are to run in turn but do not both exist"))),
+            match (place(first), place(then)) {
+                (Some(first), Some(then)) => edges.push((first, then)),
+                _ => return Err(stuck(format!("{first:?} and {then:?} are to run in turn but do not both exist"))),
             }
         }
         if let Some(&(first, then)) = edges.iter().find(|(first, then)| first >= then) {

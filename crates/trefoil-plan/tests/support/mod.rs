@@ -318,6 +318,90 @@ impl Instance {
         (now, joules, completion)
     }
 
+    /// Calls `visit` with makespan, joules and completions of every course that the tasks can take: whenever something ends or arrives, any of
+    /// those that could start do. One that did not start when it could does not start before something ends.
+    pub fn every_course(&self, tasks: &[Task], visit: &mut impl FnMut(f64, f64, &[f64])) {
+        let start = Course {
+            now: 0.0,
+            joules: 0.0,
+            left: tasks.iter().map(|task| task.ms).collect(),
+            begun: BTreeSet::new(),
+            ended: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            completion: vec![0.0; self.requests.len()],
+        };
+        self.courses(tasks, start, visit);
+    }
+
+    fn courses(&self, tasks: &[Task], at: Course, visit: &mut impl FnMut(f64, f64, &[f64])) {
+        let share = |a: usize, b: usize| {
+            self.resources[tasks[a].unit].iter().any(|id| self.resources[tasks[b].unit].contains(id))
+        };
+        let ready: Vec<usize> = (0..tasks.len())
+            .filter(|&task| {
+                !at.begun.contains(&task)
+                    && !at.waiting.contains(&task)
+                    && tasks[task].release <= at.now + 1e-12
+                    && tasks[task].waits.iter().all(|before| at.ended.contains(before))
+                    && at.begun.difference(&at.ended).all(|&other| !share(task, other))
+            })
+            .collect();
+        for choice in 0..1u32 << ready.len() {
+            let begins = |&(bit, _): &(usize, usize)| choice >> bit & 1 == 1;
+            let (begin, wait): (Vec<_>, Vec<_>) = ready.iter().copied().enumerate().partition(begins);
+            let [begin, wait] =
+                [begin, wait].map(|list| list.into_iter().map(|(_, task)| task).collect::<Vec<usize>>());
+            if begin.iter().any(|&one| begin.iter().any(|&other| one < other && share(one, other))) {
+                continue;
+            }
+            let mut next = at.clone();
+            next.begun.extend(begin);
+            next.waiting.extend(wait);
+            let running: Vec<usize> = next.begun.difference(&next.ended).copied().collect();
+            let releases = (0..tasks.len())
+                .filter(|task| !next.begun.contains(task))
+                .map(|task| tasks[task].release - next.now)
+                .filter(|&wait| wait > 1e-12);
+            let factor = |task: usize| {
+                let others = running.iter().filter(|&&other| other != task);
+                others.map(|&other| self.factor[tasks[task].unit][tasks[other].unit]).reduce(f64::max).unwrap_or(1.0)
+            };
+            let step = running.iter().map(|&task| next.left[task] * factor(task)).chain(releases).reduce(f64::min);
+            let Some(step) = step else {
+                if next.ended.len() == tasks.len() {
+                    visit(next.now, next.joules, &next.completion);
+                }
+                continue;
+            };
+            next.joules += step
+                * (self.idle + running.iter().map(|&task| self.watts[tasks[task].unit] - self.idle).sum::<f64>())
+                / 1e3;
+            next.now += step;
+            for &task in &running {
+                next.left[task] -= step / factor(task);
+                if next.left[task] <= 1e-11 {
+                    next.ended.insert(task);
+                    next.waiting.clear();
+                    if let Some(request) = tasks[task].completes {
+                        next.completion[request] = next.now;
+                    }
+                }
+            }
+            self.courses(tasks, next, visit);
+        }
+    }
+
+    /// Calls `visit` with every assignment within the limits and its tasks.
+    pub fn all_placements(&self, visit: &mut impl FnMut(&[Task])) {
+        let units = self.resources.len();
+        for code in 0..units.pow(self.ms.len() as u32) {
+            let unit: Vec<usize> = (0..self.ms.len()).map(|job| code / units.pow(job as u32) % units).collect();
+            if unit.iter().zip(&self.ms).all(|(&unit, ms)| ms[unit].is_some()) && self.fits(&unit) {
+                visit(&self.tasks(&unit));
+            }
+        }
+    }
+
     /// Calls `visit` with every assignment within the limits and every distinct set of resource orders.
     pub fn all_schedules(&self, visit: &mut impl FnMut(&[usize], &[Task], &[usize])) {
         let units = self.resources.len();
@@ -378,6 +462,17 @@ impl Instance {
             after: Vec::new(),
         }
     }
+}
+
+#[derive(Clone)]
+struct Course {
+    now: f64,
+    joules: f64,
+    left: Vec<f64>,
+    begun: BTreeSet<usize>,
+    ended: BTreeSet<usize>,
+    waiting: BTreeSet<usize>,
+    completion: Vec<f64>,
 }
 
 /// See [`Instance::tasks`].
