@@ -100,6 +100,8 @@ fn longer_searches_gain_little_of_the_gap() {
                 gained += first / later - 1.0;
             }
             let mean = |sum: f64| 100.0 * sum / seeds as f64;
+            // Steps are counted, so this is the same everywhere; 1.5 % was seen.
+            assert!(mean(gained) < 3.0, "{shape} of {operators}: {gained}");
             println!(
                 "{shape} of {operators} on 3: plan over bound {:.2} %, plan over that of a search {} times as long {:.2} %",
                 mean(gap),
