@@ -240,7 +240,7 @@ pub fn verify(
             }
         };
         let stated = CERTIFICATE.number(proof, "value")?;
-        if !close_above(proven, stated) {
+        if !proven.is_finite() || !close_above(proven, stated) {
             return Err(CheckError::Bound(format!("proof `{kind}` gives {proven}, not {stated}")));
         }
         if matches!(kind, "path" | "workload-path" | "load" | "priced-load" | "placements") {

@@ -121,6 +121,7 @@ impl Model {
                     outputs: PROFILE.indices(operator, "outputs", tensors.len())?,
                     signature: text(operator, "signature").unwrap_or_default().to_owned(),
                     class: Class::read(text(operator, "class")),
+                    // Looked at before: a whole number where it is stated.
                     weight_bytes: operator["weight_bytes"].as_f64().unwrap_or(0.0),
                     nodes: operator["nodes"].as_array().map_or(0, Vec::len),
                 })
@@ -193,7 +194,13 @@ impl Model {
         }
         model.lone = (0..model.operators.len() * units).map(|at| model.price_lone(at / units, at % units)).collect();
         for unit in 0..units {
-            model.estimates.push(model.estimate(unit, dispatch[unit], nodes[unit]));
+            let estimate = model.estimate(unit, dispatch[unit], nodes[unit]);
+            let numbers = || std::iter::once(&estimate.dispatch).chain(&estimate.share);
+            if !numbers().all(|ms| ms.is_finite()) || estimate.least.iter().any(|least| least.is_nan()) {
+                let address = &machine.units[unit].address;
+                return Err(PROFILE.fail(format!("its times lead to no estimate on {address}")));
+            }
+            model.estimates.push(estimate);
         }
         Ok(model)
     }

@@ -19,6 +19,7 @@ mod machine;
 mod memory;
 mod placements;
 mod priced;
+mod ranges;
 mod schedule;
 mod search;
 mod serial;
@@ -104,14 +105,14 @@ impl Verdict {
     }
 }
 
-/// Whether `low ≥ high` but for rounding.
+/// Whether `low ≥ high` but for rounding; nothing is above infinity.
 fn close_above(low: f64, high: f64) -> bool {
-    low >= high - TOLERANCE * high.abs().max(1e-9)
+    high.is_finite() && low >= high - TOLERANCE * high.abs().max(1e-9)
 }
 
-/// Whether two sums are equal but for rounding.
+/// Whether two sums are equal but for rounding; infinities equal nothing.
 fn close(a: f64, b: f64) -> bool {
-    (a - b).abs() <= TOLERANCE * a.abs().max(b.abs()).max(1e-9)
+    a.is_finite() && b.is_finite() && (a - b).abs() <= TOLERANCE * a.abs().max(b.abs()).max(1e-9)
 }
 
 /// Verifies a certificate against the profile(s) that its plan was made from, in the order they were given to the planner.
@@ -132,6 +133,7 @@ pub fn check(certificate: &Value, profiles: &[Value]) -> Result<Verdict, CheckEr
     header(certificate, "certificate", CERTIFICATE_FORMAT)?;
     for profile in profiles {
         header(profile, "profile", "trefoil-profile")?;
+        ranges::profile(profile)?;
     }
     form::fields(certificate)?;
     let found = costs::profiles_of(certificate, profiles)?;
@@ -150,6 +152,7 @@ pub fn check(certificate: &Value, profiles: &[Value]) -> Result<Verdict, CheckEr
     let schedule = schedule::Schedule::read(certificate, &models, &machine)?;
     form::requests(certificate, &schedule)?;
     form::method(certificate, &machine, &schedule)?;
+    ranges::certificate(certificate)?;
     schedule.verify(&models, &machine)?;
     let value = schedule.verify_claim(certificate, &models, &machine, &per_ms)?;
     let (bound, proofs) = if machine.units.iter().any(|unit| unit.is_mode) {
@@ -169,6 +172,9 @@ pub fn check(certificate: &Value, profiles: &[Value]) -> Result<Verdict, CheckEr
     } else {
         bounds::verify(certificate, &models, &machine, &per_ms, &schedule)?
     };
+    if !value.is_finite() || !schedule.makespan().is_finite() {
+        return Err(CheckError::Claim(format!("it costs {value} and ends after {} ms", schedule.makespan())));
+    }
     if let Some(bound) = bound
         && !close_above(value, bound)
     {
@@ -189,4 +195,19 @@ pub fn check(certificate: &Value, profiles: &[Value]) -> Result<Verdict, CheckEr
         units: machine.units.iter().map(|unit| unit.address.clone()).collect(),
         pinned: models.iter().flat_map(|model| &model.fixed).flatten().count(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn infinities_are_close_to_nothing() {
+        for odd in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+            assert!(!close(0.001, odd) && !close(odd, 0.001) && !close(odd, odd), "{odd}");
+        }
+        assert!(!close_above(f64::INFINITY, f64::INFINITY) && !close_above(1.0, f64::INFINITY));
+        assert!(!close_above(f64::NAN, 1.0) && !close_above(1.0, f64::NAN));
+        assert!(close_above(f64::INFINITY, 1.0), "what nothing can do takes longer than any bound");
+    }
 }

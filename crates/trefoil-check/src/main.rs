@@ -31,17 +31,27 @@ fn main() -> ExitCode {
     };
     match trefoil_check::check(&files[0], &files[1..]) {
         Ok(verdict) => {
-            println!("{}", describe(&verdict));
+            println!("{}", harmless(&describe(&verdict)));
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", harmless(&error.to_string()));
             ExitCode::from(match error {
                 trefoil_check::CheckError::Format { .. } => 2,
                 _ => 1,
             })
         }
     }
+}
+
+/// Text without control characters but for ends of lines: names in files may hold some, and a terminal would obey them.
+fn harmless(text: &str) -> String {
+    let shown = |character: char| match character {
+        '\n' => "\n".to_owned(),
+        character if character.is_control() => character.escape_default().to_string(),
+        character => character.to_string(),
+    };
+    text.chars().map(shown).collect()
 }
 
 fn describe(verdict: &Verdict) -> String {
@@ -77,6 +87,11 @@ fn describe(verdict: &Verdict) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(harmless("no unit \u{1b}[31ma\n"), "no unit \\u{1b}[31ma\n");
+    }
 
     #[test]
     fn a_bound_of_nothing_has_no_gap() {

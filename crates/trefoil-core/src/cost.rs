@@ -71,8 +71,9 @@ impl CostTable {
     /// The view of `profile` for `graph` on `units` (all of the profile's units when empty).
     ///
     /// # Errors
-    /// [`CoreError::MissingMeasurement`] when an operator has neither a cost nor a failure on a unit, or a unit pair
-    /// no transfer; [`CoreError::Unplaceable`] when an operator runs nowhere; [`CoreError::UnknownUnit`].
+    /// [`CoreError::MissingMeasurement`] when an operator has neither a cost nor a failure on a unit,
+    /// [`CoreError::MissingTransfer`] when a unit pair has no transfer; [`CoreError::Unplaceable`] when an operator runs
+    /// nowhere; [`CoreError::UnknownUnit`].
     pub fn from_profile(profile: &Profile, graph: &OperatorGraph, units: &[UnitAddress]) -> Result<Self, CoreError> {
         Self::from_index(&profile.index(), graph, units)
     }
@@ -205,10 +206,7 @@ fn transfer_cost(
         }
     }
     if points.is_empty() {
-        return Err(CoreError::DanglingMeasurement {
-            citer: format!("the transfer from {from} to {to}"),
-            id: format!("transfer/…|{from}|{to}#0"),
-        });
+        return Err(CoreError::MissingTransfer { from: from.to_string(), to: to.to_string() });
     }
     points.sort_unstable_by_key(|&(bytes, _)| bytes);
     Ok(TransferCost { points, ids, origin })
@@ -217,7 +215,7 @@ fn transfer_cost(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Conditions, Machine, Measurement, Timing, Unit, UnitKind, UnitLimits};
+    use crate::{Conditions, Machine, Measurement, OperatorClass, Timing, Unit, UnitKind, UnitLimits};
 
     fn transfer(points: &[(u64, f64)]) -> TransferCost {
         TransferCost { points: points.to_vec(), ids: Vec::new(), origin: Origin::Measured }
@@ -295,10 +293,50 @@ mod tests {
 
     #[test]
     fn bad_numbers_are_named() {
-        let mut profile = sample_profile();
-        if let Outcome::Ok { timing, .. } = &mut profile.measurements[1].outcome {
-            timing.total = Some(Samples::exactly(-1.0));
+        for bad in [-1.0, 1e308, 1e-300, f64::INFINITY, f64::NAN] {
+            let mut profile = sample_profile();
+            if let Outcome::Ok { timing, .. } = &mut profile.measurements[1].outcome {
+                timing.total = Some(Samples::exactly(bad));
+            }
+            let message = profile.validate().unwrap_err().to_string();
+            let told = format!("of operator 1 `op1` (Relu) holds {}, which is no time", crate::quantity::short(bad));
+            assert!(message.contains(&told), "{message}");
         }
-        assert!(profile.validate().unwrap_err().to_string().contains("-1"));
+        for (subject, bad, told) in [
+            (Subject::Power, 1e308, "holds 1e308, which is no power"),
+            (
+                Subject::Slowdown { class: OperatorClass::Memory, interference: OperatorClass::Memory },
+                1e-300,
+                "holds 1e-300, which is no slowdown factor",
+            ),
+        ] {
+            let mut profile = sample_profile();
+            let record = Measurement {
+                subject,
+                outcome: Outcome::Value { value: Samples::exactly(bad) },
+                ..profile.measurements[0].clone()
+            };
+            profile.measurements.push(record);
+            let message = profile.validate().unwrap_err().to_string();
+            assert!(message.contains(told), "{message}");
+        }
+        let mut profile = sample_profile();
+        profile.declared_watts.insert("rten:CPU".to_owned(), 1e308);
+        let message = profile.validate().unwrap_err().to_string();
+        assert!(message.contains("declared power of rten:CPU holds 1e308"), "{message}");
+    }
+
+    #[test]
+    fn a_missing_transfer_asks_for_profiling() {
+        let mut profile = sample_profile();
+        let other = "ort:CPU".parse().unwrap();
+        profile.units.push(Unit { address: other, ..profile.units[0].clone() });
+        for at in 0..2 {
+            let mut record = profile.measurements[at].clone();
+            record.units = vec![profile.units[1].address.clone()];
+            profile.measurements.push(record);
+        }
+        let message = CostTable::from_profile(&profile, &profile.models[0], &[]).unwrap_err().to_string();
+        assert!(message.contains("from rten:CPU to ort:CPU; run `trefoil profile` again"), "{message}");
     }
 }

@@ -39,6 +39,14 @@ pub enum CoreError {
         /// Unit address.
         unit: String,
     },
+    /// The profile tells of no transfer between two units.
+    #[error("the profile has no measured transfer from {from} to {to}; run `trefoil profile` again with both units")]
+    MissingTransfer {
+        /// Unit that the data is on.
+        from: String,
+        /// Unit that needs it.
+        to: String,
+    },
     /// A plan or a derived measurement cites a measurement id that the profile does not hold.
     #[error(
         "{citer} cites measurement `{id}`, which the profile does not hold; use the profile the plan was made from"
@@ -94,7 +102,7 @@ pub enum CoreError {
         /// What the profile holds.
         have: String,
     },
-    /// A number that is no cost: NaN, infinite or negative.
+    /// A number that is none of what it stands for: NaN, negative or too large, see [`crate::Quantity`].
     #[error("{place} holds {value}, which is no {what}; the file is damaged or was written by hand")]
     BadNumber {
         /// Where it stands.

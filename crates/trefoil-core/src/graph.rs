@@ -1,8 +1,10 @@
 //! The operator graph: what planners place and executors run.
 
-use crate::{CoreError, DataType};
+mod validate;
+
+use crate::DataType;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Index of an operator in [`OperatorGraph::operators`], which is topologically ordered.
@@ -152,6 +154,11 @@ impl OperatorGraph {
         self.operators.len()
     }
 
+    /// Bytes of weights of some operators together; a graph that was not validated may hold more than there are numbers.
+    pub fn weight_bytes(&self, of: impl IntoIterator<Item = OperatorId>) -> u64 {
+        of.into_iter().fold(0, |sum, id| sum.saturating_add(self.operator(id).weight_bytes))
+    }
+
     /// Whether there is no operator.
     pub fn is_empty(&self) -> bool {
         self.operators.is_empty()
@@ -243,72 +250,6 @@ impl OperatorGraph {
             }
         }
         true
-    }
-
-    /// Checks every invariant: indices in range, topological order, producers and consumers consistent, no
-    /// duplicate tensor names.
-    ///
-    /// # Errors
-    /// [`CoreError::Graph`] naming the first offender.
-    pub fn validate(&self) -> Result<(), CoreError> {
-        let fail = |reason: String| Err(CoreError::Graph { model: self.model.clone(), reason });
-        let tensor_count = self.tensors.len() as u32;
-        let operator_count = self.operators.len() as u32;
-        let mut names = HashSet::with_capacity(self.tensors.len());
-        for (index, tensor) in self.tensors.iter().enumerate() {
-            if !names.insert(tensor.name.as_str()) {
-                return fail(format!("tensor name `{}` stands twice", tensor.name));
-            }
-            if tensor.producer.is_some_and(|p| p.0 >= operator_count)
-                || tensor.consumers.iter().any(|c| c.0 >= operator_count)
-            {
-                return fail(format!("tensor {index} `{}` names an operator that does not exist", tensor.name));
-            }
-        }
-        for (index, operator) in self.operators.iter().enumerate() {
-            let id = OperatorId(index as u32);
-            for &tensor in operator.inputs.iter().chain(&operator.outputs) {
-                if tensor.0 >= tensor_count {
-                    return fail(format!(
-                        "operator {index} `{}` names tensor {} of {tensor_count}",
-                        operator.name, tensor.0
-                    ));
-                }
-            }
-            for &tensor in &operator.inputs {
-                let edge = self.tensor(tensor);
-                if edge.producer.is_some_and(|producer| producer >= id) {
-                    return fail(format!(
-                        "operator {index} `{}` reads `{}` before it is written",
-                        operator.name, edge.name
-                    ));
-                }
-                if !edge.consumers.contains(&id) {
-                    return fail(format!(
-                        "tensor `{}` does not list its reader {index} `{}`",
-                        edge.name, operator.name
-                    ));
-                }
-            }
-            for &tensor in &operator.outputs {
-                if self.tensor(tensor).producer != Some(id) {
-                    return fail(format!(
-                        "tensor `{}` has another producer than {index} `{}`",
-                        self.tensor(tensor).name,
-                        operator.name
-                    ));
-                }
-            }
-        }
-        for &tensor in self.inputs.iter().chain(&self.outputs) {
-            if tensor.0 >= tensor_count {
-                return fail(format!("model port names tensor {} of {tensor_count}", tensor.0));
-            }
-        }
-        if let Some(&input) = self.inputs.iter().find(|&&t| self.tensor(t).producer.is_some()) {
-            return fail(format!("model input `{}` is written by an operator", self.tensor(input).name));
-        }
-        Ok(())
     }
 }
 

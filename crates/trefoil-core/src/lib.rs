@@ -16,6 +16,7 @@ pub mod machine;
 pub mod measurement;
 pub mod plan;
 pub mod profile;
+pub mod quantity;
 pub mod tensor;
 pub mod trace;
 pub mod unit;
@@ -29,6 +30,7 @@ pub use plan::{
     CostRef, LinkEnd, Objective, OwnClaim, Plan, PlannedLink, PlannedRequest, Segment, SegmentId, Task, TaskId, Work,
 };
 pub use profile::Profile;
+pub use quantity::Quantity;
 pub use tensor::{DataType, HostTensor, TensorInfo};
 pub use trace::{Lane, Span, SpanKind, Timeline};
 pub use unit::{Precision, Resource, Unit, UnitAddress, UnitKind, UnitLimits};

@@ -332,7 +332,8 @@ impl Plan {
             let Some(graph) = graphs.get(segment.model as usize) else { continue };
             for &id in segment.operators.iter().filter(|id| id.index() < graph.len()) {
                 if seen.insert((&segment.unit, segment.model, id)) {
-                    *held.entry(&segment.unit).or_default() += graph.operator(id).weight_bytes;
+                    let held = held.entry(&segment.unit).or_default();
+                    *held = held.saturating_add(graph.operator(id).weight_bytes);
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! The profile: measurements of models on one machine. Cost tables are views of it.
 
-use crate::{CoreError, Machine, Measurement, MeasurementId, OperatorGraph, Outcome, Subject, Unit, UnitAddress};
+use crate::{
+    CoreError, Machine, Measurement, MeasurementId, OperatorGraph, Outcome, Quantity, Subject, Unit, UnitAddress,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::OnceLock;
@@ -109,18 +111,14 @@ impl Profile {
         MeasurementId::new(subject, units, number as u32)
     }
 
-    /// Checks that watts are numbers, and that no unit draws less while it works than the idle machine: the energy of a plan is
+    /// Checks that watts are powers, and that no unit draws less while it works than the idle machine: the energy of a plan is
     /// idle power for as long as it takes and what the busy units draw above that, and no bound on it allows for less.
     ///
     /// # Errors
     /// [`CoreError::BadNumber`], [`CoreError::BelowIdle`].
     pub fn check_watts(&self) -> Result<(), CoreError> {
-        if let Some((name, watts)) = self.declared_watts.iter().find(|(_, watts)| !watts.is_finite() || **watts < 0.0) {
-            return Err(CoreError::BadNumber {
-                place: format!("declared power of {name}"),
-                value: watts.to_string(),
-                what: "power".to_owned(),
-            });
+        for (name, &watts) in &self.declared_watts {
+            Quantity::Power.check(watts, || format!("declared power of {name}"))?;
         }
         let Some(&idle) = self.declared_watts.get("idle") else { return Ok(()) };
         // The newest reading counts, and what was declared where the last one failed.
@@ -139,7 +137,7 @@ impl Profile {
         watts.iter().try_for_each(|(unit, &watts)| above_idle(unit, watts, idle))
     }
 
-    /// Checks format, version, units (none twice), graphs, numbers (finite, not negative) and watts ([`Profile::check_watts`]).
+    /// Checks format, version, units (none twice), graphs, numbers (see [`Quantity`]) and watts ([`Profile::check_watts`]).
     ///
     /// # Errors
     /// The first [`CoreError`] found, naming the place.
@@ -162,27 +160,35 @@ impl Profile {
         for graph in &self.models {
             graph.validate()?;
         }
-        let is_bad = |number: &f64| !number.is_finite() || *number < 0.0;
-        for measurement in &self.measurements {
-            let bad = match &measurement.outcome {
-                Outcome::Ok { timing, nodes, .. } => {
-                    let parts = [&timing.total, &timing.h2d, &timing.dispatch, &timing.exec, &timing.d2h];
-                    let samples = parts.into_iter().flatten();
-                    let numbers = samples.flat_map(|one| [one.median, one.p10, one.p90, one.min, one.max]);
-                    numbers.chain(nodes.iter().map(|node| node.ms)).find(is_bad)
+        self.measurements.iter().try_for_each(|measurement| self.check_numbers(measurement))
+    }
+
+    fn check_numbers(&self, measurement: &Measurement) -> Result<(), CoreError> {
+        let refused = |quantity: Quantity, number: f64| Err(quantity.refused(number, self.place_of(measurement)));
+        let spread = |quantity: Quantity, numbers: &[f64]| match numbers.iter().find(|one| !quantity.spreads_to(**one))
+        {
+            Some(&bad) => refused(quantity, bad),
+            None => Ok(()),
+        };
+        let typical = |quantity: Quantity, number: f64| {
+            if quantity.holds(number) { Ok(()) } else { refused(quantity, number) }
+        };
+        match &measurement.outcome {
+            Outcome::Ok { timing, nodes, .. } => {
+                let parts = [&timing.total, &timing.h2d, &timing.dispatch, &timing.exec, &timing.d2h];
+                for one in parts.into_iter().flatten() {
+                    typical(Quantity::Time, one.median)?;
+                    spread(Quantity::Time, &[one.p10, one.p90, one.min, one.max])?;
                 }
-                Outcome::Value { value } => [value.median, value.p10, value.p90].into_iter().find(is_bad),
-                Outcome::Wrong { .. } | Outcome::Failed { .. } => None,
-            };
-            if let Some(bad) = bad {
-                return Err(CoreError::BadNumber {
-                    place: self.place_of(measurement),
-                    value: bad.to_string(),
-                    what: "time, power or factor".to_owned(),
-                });
+                nodes.iter().try_for_each(|node| typical(Quantity::Time, node.ms))
             }
+            Outcome::Value { value } => {
+                let quantity = if measurement.subject == Subject::Power { Quantity::Power } else { Quantity::Factor };
+                typical(quantity, value.median)?;
+                spread(quantity, &[value.p10, value.p90])
+            }
+            Outcome::Wrong { .. } | Outcome::Failed { .. } => Ok(()),
         }
-        Ok(())
     }
 
     /// A measurement by id, and by the first operator that it is of.

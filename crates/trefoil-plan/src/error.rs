@@ -31,6 +31,12 @@ pub enum PlanError {
     /// Neither the request nor the profile names a unit.
     #[error("the profile has no units to plan for; profile the model with `-u UNIT` first")]
     NoUnits,
+    /// Changes of the machine take every unit away that is planned for.
+    #[error("{changes} leaves no unit to plan for; keep one, or ask for more units")]
+    NoUnitLeft {
+        /// The changes that take units away.
+        changes: String,
+    },
     /// A pin did not parse.
     #[error("`{text}` is not a pin ({reason}); write PATTERN=UNIT, like 'Conv*=openvino:CPU'")]
     PinSyntax {

@@ -16,9 +16,9 @@ const MOST_CANDIDATES: usize = 12;
 
 /// Bytes of weights on each unit of an assignment.
 fn held(view: &CostView<'_>, unit_of: &[usize]) -> Vec<u64> {
-    let mut held = vec![0; view.unit_count()];
+    let mut held = vec![0u64; view.unit_count()];
     for (operator, &unit) in view.graph.operators.iter().zip(unit_of) {
-        held[unit] += operator.weight_bytes;
+        held[unit] = held[unit].saturating_add(operator.weight_bytes);
     }
     held
 }

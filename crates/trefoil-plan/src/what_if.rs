@@ -13,9 +13,10 @@ use crate::{PlanError, PlanOptions, PlanRequest, plan_with};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
+use trefoil_core::quantity::short;
 use trefoil_core::{
-    CoreError, CostRef, Objective, Origin, Outcome, Plan, Profile, Samples, Subject, Task, TaskId, Timeline, Unit,
-    UnitAddress, Work,
+    CoreError, CostRef, Objective, Origin, Outcome, Plan, Profile, Quantity, Samples, Subject, Task, TaskId, Timeline,
+    Unit, UnitAddress, Work,
 };
 
 /// A change of the machine: `slow:UNIT=1.5`, `without:UNIT`, `busy:UNIT=4.0` (milliseconds from the start).
@@ -59,12 +60,6 @@ impl fmt::Display for WhatIf {
             Self::Busy { unit, ms } => write!(f, "busy:{unit}={}", short(*ms)),
         }
     }
-}
-
-/// A number without hundreds of zeros.
-fn short(number: f64) -> String {
-    let plain = number == 0.0 || (1e-6..1e9).contains(&number.abs());
-    if plain { number.to_string() } else { format!("{number:e}") }
 }
 
 impl FromStr for WhatIf {
@@ -138,7 +133,7 @@ impl fmt::Display for Replay {
 /// Plans with `method`, applies the changes, replays the plan and plans anew.
 ///
 /// # Errors
-/// [`CoreError::UnknownUnit`] for a unit that the profile does not have; [`PlanError::NoUnits`] when none would be left;
+/// [`CoreError::UnknownUnit`] for a unit that the profile does not have; [`PlanError::NoUnitLeft`] when none would be left;
 /// whatever is wrong with the request, before or after the changes.
 pub fn what_if(
     method: &str,
@@ -172,7 +167,8 @@ pub fn what_if(
     };
     let units: Vec<UnitAddress> = asked.into_iter().filter(|unit| !gone.contains(unit)).collect();
     if units.is_empty() {
-        return Err(PlanError::NoUnits);
+        let gone = changes.iter().filter(|change| matches!(change, WhatIf::Without { .. }));
+        return Err(PlanError::NoUnitLeft { changes: gone.map(ToString::to_string).collect::<Vec<_>>().join(", ") });
     }
     let busy: Vec<(UnitAddress, f64)> = changes
         .iter()
@@ -236,30 +232,38 @@ fn check_changes(changes: &[WhatIf]) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Sums of times, and their products with powers, stay this far from where numbers end.
-const HEADROOM: f64 = 1e12;
-
-/// Refuses changes that make times too large to be added up.
+/// Refuses changes that make times none.
 fn check_size(profile: &Profile, changes: &[WhatIf]) -> Result<(), PlanError> {
-    let on = |unit: &UnitAddress| -> f64 {
+    let odd_on = |unit: &UnitAddress| {
         let records = profile.measurements.iter().filter(|record| record.units.last() == Some(unit));
         let timings = records.filter_map(|record| match &record.outcome {
-            Outcome::Ok { timing, .. } => Some(timing),
+            Outcome::Ok { timing, nodes, .. } => Some((timing, nodes)),
             _ => None,
         });
-        let parts =
-            timings.flat_map(|timing| [&timing.total, &timing.h2d, &timing.dispatch, &timing.exec, &timing.d2h]);
-        parts.flatten().map(|samples| samples.max.max(samples.p90).max(samples.median)).sum()
+        let mut times = timings.flat_map(|(timing, nodes)| {
+            let parts = [&timing.total, &timing.h2d, &timing.dispatch, &timing.exec, &timing.d2h];
+            let typical = parts.into_iter().flatten().map(|samples| (samples.median, samples.p90.max(samples.max)));
+            typical.chain(nodes.iter().map(|node| (node.ms, node.ms)))
+        });
+        let odd = |&(ms, most): &(f64, f64)| !Quantity::Time.holds(ms) || !Quantity::Time.spreads_to(most);
+        times.find(odd).map(|(ms, most)| if Quantity::Time.holds(ms) { most } else { ms })
     };
     for change in changes {
-        let (total, reason) = match change {
-            WhatIf::Slow { unit, factor } => {
-                (on(unit), format!("{} times what was measured is too long to add up", short(*factor)))
+        let reason = match change {
+            WhatIf::Slow { unit, factor } => odd_on(unit).map(|ms| {
+                format!(
+                    "{} times what was measured is {} ms, which is no {}",
+                    short(*factor),
+                    short(ms),
+                    Quantity::Time
+                )
+            }),
+            WhatIf::Busy { ms, .. } if !Quantity::Time.holds(*ms) => {
+                Some(format!("{} ms is no {}", short(*ms), Quantity::Time))
             }
-            WhatIf::Busy { ms, .. } => (*ms, format!("{} ms are too long to add up", short(*ms))),
-            WhatIf::Without { .. } => continue,
+            WhatIf::Busy { .. } | WhatIf::Without { .. } => None,
         };
-        if !(total * HEADROOM).is_finite() {
+        if let Some(reason) = reason {
             return Err(PlanError::WhatIfSyntax { text: change.to_string(), reason });
         }
     }

@@ -62,7 +62,7 @@ pub(crate) fn fastest_mode(view: &CostView<'_>) -> Option<Plan> {
         };
         view.units.iter().any(same)
     };
-    let bytes: u64 = view.graph.operators.iter().map(|operator| operator.weight_bytes).sum();
+    let bytes = view.graph.weight_bytes(view.graph.ids());
     let fits = |mode: &&Unit| mode.limits.memory_bytes.is_none_or(|most| bytes <= most);
     let modes = view.index.profile.modes.iter().filter(of_a_unit).filter(fits).filter_map(|mode| {
         let record = whole_record(&view.index, view.graph, &mode.address)?;
@@ -99,7 +99,7 @@ pub(crate) fn on_mode(request: &PlanRequest<'_>, mode: &Unit) -> Result<Plan, Pl
         model: graph.model.clone(),
         reason,
     };
-    let bytes: u64 = graph.operators.iter().map(|operator| operator.weight_bytes).sum();
+    let bytes = graph.weight_bytes(graph.ids());
     if let Some(most) = mode.limits.memory_bytes.filter(|&most| bytes > most) {
         return Err(fail(format!("{bytes} bytes of weights are more than the unit's memory of {most}")));
     }

@@ -48,7 +48,7 @@ fn deleting_any_operator_measurement_fails_with_its_name() {
         for method in ["auto", "interval", "sequential"] {
             let message = plan(method, &PlanRequest::new(&profile, &graph)).unwrap_err().to_string();
             if subject_is_transfer {
-                assert!(message.contains(&format!("{}|{}", gone.units[0], gone.units[1])), "{message}");
+                assert!(message.contains(&format!("from {} to {}; run", gone.units[0], gone.units[1])), "{message}");
             } else {
                 assert!(message.contains(&gone.id.0), "{message}");
             }

@@ -42,7 +42,9 @@ fn the_ends_are_cuts_too() {
     assert_eq!(one_cut(rates(1.0, 1.0, 1000.0), 10).unwrap().cut, 10);
     assert_eq!(one_cut(rates(100.0, 1.0, 0.0), 3).unwrap().cut, 0);
     assert_eq!(one_cut(rates(0.0, 0.0, 0.0), 3).unwrap().period, 0.0);
-    for bad in [rates(f64::NAN, 1.0, 1.0), rates(1.0, -1.0, 1.0), rates(1.0, 1.0, f64::INFINITY)] {
+    for bad in
+        [rates(f64::NAN, 1.0, 1.0), rates(1e308, 1.0, 1.0), rates(1.0, -1.0, 1.0), rates(1.0, 1.0, f64::INFINITY)]
+    {
         let error = one_cut(bad, 10).unwrap_err().to_string();
         assert!(error.contains("no time") && !error.contains('\n'), "{error}");
     }

@@ -245,6 +245,19 @@ fn weights_links_and_repetitions() {
                     }
                 }
             }),
+            // Any claim is close to an infinite mean.
+            ("request 2 weighs 1e308, which is no weight", |paper| {
+                for request in paper["requests"].as_array_mut().unwrap() {
+                    if request["request"] == 2 {
+                        request["weight"] = json!(1e308);
+                    }
+                }
+                paper["claim"]["value"] = json!(0.001);
+                paper["bound"] = Value::Null;
+            }),
+            ("it states 1e+308, which nothing it tells of can be", |paper| {
+                paper["requests"].as_array_mut().unwrap().iter_mut().for_each(|one| one["arrival_ms"] = json!(1e308));
+            }),
             ("`item` holds -2", |paper| paper["links"][0]["from"]["item"] = json!(-2)),
             ("field `iteration`", |paper| paper["links"][0]["from"]["iteration"] = json!(0)),
             ("repetition", |paper| {
@@ -256,6 +269,39 @@ fn weights_links_and_repetitions() {
             }),
         ],
     );
+}
+
+/// Profiles whose numbers lead to infinite costs, to which any claim would be close.
+#[test]
+fn profiles_of_endless_numbers_prove_nothing() {
+    let (graph, builder) = model("one", 1);
+    let request = PlanRequest { objective: Objective::Energy, ..PlanRequest::new(&builder.profile, &graph) };
+    let mut certificate = paper(&[request.clone()], &plan_with("dag", &request, &quick()).unwrap());
+    let profile = value(&builder.profile);
+    check(&certificate, std::slice::from_ref(&profile)).unwrap();
+    certificate["claim"]["value"] = json!(0.001);
+    certificate["bound"] = Value::Null;
+    let records = profile["measurements"].as_array().unwrap();
+    let at = |kind: &str| records.iter().position(|record| record["subject"]["kind"] == kind).unwrap();
+    let told = |change: &dyn Fn(&mut Value)| {
+        let mut odd = profile.clone();
+        change(&mut odd);
+        check(&certificate, &[odd]).unwrap_err().to_string()
+    };
+    let ((operator, transfer), name) = ((at("operator"), at("transfer")), builder.profile.units[0].address.to_string());
+    for record in [operator, transfer] {
+        for ms in [1e308, -1.0, 1e-300] {
+            let message = told(&|odd| odd["measurements"][record]["outcome"]["timing"]["total"]["median"] = json!(ms));
+            assert!(
+                message.contains("which is no time") && message.contains(&format!("measurement {record}")),
+                "{message}"
+            );
+        }
+    }
+    let message = told(&|odd| odd["declared_watts"][&name] = json!(1e308));
+    assert!(message.contains("which is no power"), "{message}");
+    let message = told(&|odd| odd["models"][0]["operators"][1]["weight_bytes"] = json!(1u64 << 63));
+    assert!(message.contains("no bytes that can be added up"), "{message}");
 }
 
 /// The certificate with one task that costs nothing very late, and all others at once at the start: with slack by the makespan nobody would

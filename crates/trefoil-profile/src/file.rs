@@ -28,7 +28,7 @@ use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 use trefoil_core::profile::{PROFILE_FORMAT, PROFILE_VERSION};
-use trefoil_core::{CoreError, Machine, Measurement, Profile};
+use trefoil_core::{CoreError, Machine, Measurement, Operator, Profile, TensorEdge};
 use trefoil_files::read_regular;
 
 /// Writes a profile: to a temporary file in the same folder, then renamed.
@@ -95,8 +95,26 @@ pub fn load_profile(path: &Path) -> Result<Profile, ProfileError> {
     Ok(profile)
 }
 
-/// The first measurement that is none, with its operator if it is of one.
+/// The first operator, tensor or measurement that is none.
 fn malformed(value: &Value) -> Option<String> {
+    let models = value["models"].as_array();
+    models.into_iter().flatten().find_map(malformed_part).or_else(|| malformed_measurement(value))
+}
+
+/// The first operator or tensor of a model that is none.
+fn malformed_part(model: &Value) -> Option<String> {
+    let told = |what: &str, at: usize, part: &Value, error: serde_json::Error| {
+        let name = part["name"].as_str().unwrap_or("without name");
+        format!("{what} {at} `{name}` of model {}: {error}", model["model"])
+    };
+    let listed = |key: &str| model[key].as_array().into_iter().flatten().enumerate();
+    let operator = |(at, part)| Some(told("operator", at, part, Operator::deserialize(part).err()?));
+    let tensor = |(at, part)| Some(told("tensor", at, part, TensorEdge::deserialize(part).err()?));
+    listed("operators").find_map(operator).or_else(|| listed("tensors").find_map(tensor))
+}
+
+/// The first measurement that is none, with its operator if it is of one.
+fn malformed_measurement(value: &Value) -> Option<String> {
     let (at, record, error) = value["measurements"]
         .as_array()?
         .iter()
@@ -112,17 +130,20 @@ fn malformed(value: &Value) -> Option<String> {
     Some(format!("measurement {at} (`{id}`){of}: {error}"))
 }
 
-/// The text with bare `NaN`, `Infinity` and `-Infinity`, which some programs write and which are no JSON, as strings: to tell where
-/// they are.
+/// The text with bare `NaN`, `Infinity` and `-Infinity`, which some programs write and which are no JSON, and with numbers larger than any,
+/// as strings: to tell where they are.
 fn quoted(text: &[u8]) -> Vec<u8> {
     let mut result = Vec::with_capacity(text.len());
     let (mut at, mut in_string) = (0, false);
     while at < text.len() {
         let bare = ["NaN", "Infinity", "-Infinity"].into_iter().find(|word| text[at..].starts_with(word.as_bytes()));
+        let bare = bare.map(str::len).or_else(|| (!in_string).then(|| endless(&text[at..])).flatten());
         match (in_string, bare) {
-            (false, Some(word)) => {
-                result.extend_from_slice(format!("\"{word}\"").as_bytes());
-                at += word.len();
+            (false, Some(length)) => {
+                result.push(b'"');
+                result.extend_from_slice(&text[at..at + length]);
+                result.push(b'"');
+                at += length;
                 continue;
             }
             (true, _) if text[at] == b'\\' => {
@@ -136,6 +157,13 @@ fn quoted(text: &[u8]) -> Vec<u8> {
         at += 1;
     }
     result
+}
+
+/// How long the number at the start of the text is, if it is larger than any number.
+fn endless(text: &[u8]) -> Option<usize> {
+    let length = text.iter().take_while(|byte| byte.is_ascii_digit() || b"+-.eE".contains(byte)).count();
+    let number: f64 = std::str::from_utf8(&text[..length]).ok()?.parse().ok()?;
+    number.is_infinite().then_some(length)
 }
 
 /// Whether costs of `profile` hold on `machine`: same CPU, instruction sets and backend versions, and every core that a

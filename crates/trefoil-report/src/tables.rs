@@ -59,7 +59,7 @@ pub fn operators_table(rows: &[OperatorRow]) -> Table {
             Cell::text(&row.outputs),
         ]);
     }
-    let known: u64 = rows.iter().filter_map(|row| row.flops).sum();
+    let known = rows.iter().filter_map(|row| row.flops).fold(0, u64::saturating_add);
     let unknown = rows.iter().filter(|row| row.flops.is_none()).count();
     table.push_total(vec![
         Cell::text(""),

@@ -21,7 +21,7 @@ use crate::commands::video::{decoder::BenchDecoderArgs, quality::BenchQualityArg
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
-use trefoil_core::{Granularity, UnitAddress};
+use trefoil_core::{Granularity, Quantity, UnitAddress};
 
 /// Runs neural networks across CPU, GPU and NPU of one shared-memory machine: measures every operator on every unit, finds
 /// the best placement, proves how good it is, runs it, and shows it.
@@ -253,9 +253,10 @@ impl FromStr for Watts {
         if unit != "idle" {
             unit.parse::<UnitAddress>().map_err(|error| error.to_string())?;
         }
-        let watts: f64 = watts.parse().map_err(|_| format!("`{watts}` is no number of watts"))?;
-        if !watts.is_finite() || watts < 0.0 {
-            return Err(format!("`{watts}` is no number of watts"));
+        let given = watts;
+        let watts: f64 = given.parse().map_err(|_| format!("`{given}` is no number of watts"))?;
+        if !Quantity::Power.holds(watts) {
+            return Err(format!("`{given}` is no {}", Quantity::Power));
         }
         Ok(Self { unit: unit.to_owned(), watts })
     }
@@ -490,6 +491,9 @@ mod tests {
         assert_eq!((shape.input.as_str(), shape.extents.as_slice()), ("x:0", [1, 3, 48, 320].as_slice()));
         assert_eq!("s=".parse::<Shape>().unwrap().extents, Vec::<u64>::new());
         assert!("x".parse::<Shape>().is_err() && "x=1,a".parse::<Shape>().is_err());
+        for odd in ["idle=1e308", "idle=-1", "idle=nan", "ort:CPU=1e-300"] {
+            assert!(odd.parse::<Watts>().unwrap_err().contains("is no power (0, or from 1e-9 to 1e9 W)"), "{odd}");
+        }
         assert_eq!("ort:CPU@0=7.5".parse::<Watts>().unwrap().watts.to_bits(), 7.5f64.to_bits());
         assert!("ort=3".parse::<Watts>().is_err() && "idle=-1".parse::<Watts>().is_err());
     }

@@ -261,10 +261,28 @@ pub fn check_distinct(outputs: &[Option<&Path>], inputs: &[PathBuf]) -> Result<(
     Ok(())
 }
 
-/// Prints text; a closed pipe (`| head`) ends the program quietly.
+/// Text without control characters but for ends of lines and tabs: names and reasons of files may hold some, and a terminal
+/// would obey them.
+pub fn harmless(text: &str) -> String {
+    escaped(text, |character| character.escape_default().to_string())
+}
+
+fn escaped(text: &str, escape: impl Fn(char) -> String) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() && !matches!(character, '\n' | '\t') {
+            shown += &escape(character);
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
+/// Prints text, control characters escaped; a closed pipe (`| head`) ends the program quietly.
 pub fn print(text: &str) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(harmless(text).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
         Err(source) => Err(CliError::File { action: "print", path: "standard output".into(), source }),
         Ok(()) => Ok(()),
@@ -275,7 +293,8 @@ pub fn print(text: &str) -> Result<(), CliError> {
 pub fn print_json(value: &impl Serialize) -> Result<(), CliError> {
     let text =
         serde_json::to_string_pretty(value).map_err(|error| CliError::Usage(format!("cannot print JSON: {error}")))?;
-    print(&(text + "\n"))
+    // What JSON lets stand in strings, but a terminal obeys, as JSON escapes it.
+    print(&(escaped(&text, |character| format!("\\u{:04x}", character as u32)) + "\n"))
 }
 
 /// Width of the terminal, if standard output is one.
@@ -285,4 +304,14 @@ pub fn width() -> Option<u16> {
         return None;
     }
     rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col).filter(|&columns| columns >= 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(harmless("a\tb\n→ \u{1b}[31m\r\u{9b}"), "a\tb\n→ \\u{1b}[31m\\r\\u{9b}");
+    }
 }

@@ -39,8 +39,9 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // One line, whatever a library put into its message.
-            let mut message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            // One line, whatever a library or a file put into its message.
+            let words = error.to_string();
+            let mut message = context::harmless(&words.split_whitespace().collect::<Vec<_>>().join(" "));
             if message.contains("No space left on device") {
                 message.push_str("; free some, or name an output or a cache folder (--cache) on another disk");
             }

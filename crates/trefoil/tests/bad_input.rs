@@ -183,6 +183,40 @@ fn damaged_profiles_name_the_operator() {
     fs::write(space.path("nan.json"), format!("{}\"median\":NaN{}", &text[..median], &text[end..])).unwrap();
     let message = space.fails(["plan", "nan.json"], 2);
     assert!(message.contains("nan.json") && message.contains("measurement"), "{message}");
+    let first = profile["measurements"].as_array().unwrap().iter().position(of_operator).unwrap();
+    let mark = 0.0625;
+    let mut marked = profile.clone();
+    marked["measurements"][first]["outcome"]["timing"]["total"]["median"] = Value::from(mark);
+    let text = serde_json::to_string(&marked).unwrap().replace(&format!("\"median\":{mark}"), "\"median\":1e400");
+    fs::write(space.path("endless.json"), text).unwrap();
+    let message = space.fails(["plan", "endless.json"], 2);
+    assert!(message.contains("1e400") && message.contains(&format!("of operator `{name}`")), "{message}");
+    let odd = refused("a tensor below 0", &|profile| {
+        profile["models"][0]["operators"][1]["inputs"] = serde_json::json!([-1]);
+    });
+    assert!(odd.contains(&format!("operator 1 `{name}`")) && odd.contains("-1"), "{odd}");
+    let phantom = refused("a reader that does not read", &|profile| {
+        profile["models"][0]["tensors"][0]["consumers"] = serde_json::json!([0, 1, 2]);
+    });
+    assert!(phantom.contains("which does not read it"), "{phantom}");
+    let heavy = refused("weights that wrap around", &|profile| {
+        profile["models"][0]["operators"][1]["weight_bytes"] = Value::from(1u64 << 63);
+    });
+    assert!(heavy.contains(name) && heavy.contains("9223372036854775808 bytes of weights"), "{heavy}");
+    let endless = refused("a time of 1e308", &|profile| {
+        profile["measurements"][first]["outcome"]["timing"]["total"]["median"] = Value::from(1e308);
+    });
+    assert!(endless.contains(name) && endless.contains("holds 1e308, which is no time"), "{endless}");
+    // A terminal obeys control characters, wherever they come from.
+    let coloured = refused("a reason that holds some", &|profile| {
+        let records = profile["measurements"].as_array_mut().unwrap();
+        records.retain(|record| record["subject"]["kind"] != "whole-model");
+        for record in records.iter_mut().filter(|record| of_operator(record)) {
+            let reason = "no \u{1b}[31mred\u{7}";
+            record["outcome"] = serde_json::json!({ "result": "failed", "stage": "compile", "reason": reason });
+        }
+    });
+    assert!(coloured.contains("\\u{1b}[31mred\\u{7}") && !coloured.contains('\u{1b}'), "{coloured}");
     let absent = space.fails(["plan", "p.json", "-u", "openvino:NPU"], 2);
     assert!(absent.contains("openvino:NPU") && absent.contains("rten:CPU"), "{absent}");
     for (flag, value, expected) in [
@@ -204,14 +238,43 @@ fn damaged_profiles_name_the_operator() {
 }
 
 #[test]
+fn impossible_streams_and_splits_name_the_file() {
+    let space = Workspace::with_model();
+    space.profile(&["rten:CPU"]);
+    let stream = |units: &str, cost: &str, bytes: u64| {
+        format!(r#"{{"units": [{units}], "blocks": [{{"cost": [1, {cost}], "weight_bytes": {bytes}}}]}}"#)
+    };
+    let (two, twins) = (r#"{"name": "a"}, {"name": "b"}"#, r#"{"name": "a"}, {"name": "a"}"#);
+    for (text, expected) in [
+        (stream(two, "1e308", 0), "block 0 on b costs 1e308, which is no time"),
+        (stream(two, "-1", 0), "block 0 on b costs -1, which is no time"),
+        (stream(two, "1", 1 << 62), "block 0 has 4611686018427387904 bytes of weights"),
+        (stream(twins, "1", 0), "two units are named `a`"),
+    ] {
+        fs::write(space.path("s.json"), text).unwrap();
+        let message = space.fails(["pipeline", "--problem", "s.json"], 2);
+        assert!(message.contains("s.json") && message.contains(expected), "{expected}: {message}");
+    }
+    fs::write(space.path("s.json"), stream(two, "1", 5)).unwrap();
+    space.run(["pipeline", "--problem", "s.json"]);
+    fs::write(space.path("split.json"), r#"{"0": "rten:CPU", "1": "rten:CPU", "0": "rten:CPU"}"#).unwrap();
+    let message = space.fails(["plan", "p.json", "--import", "split.json"], 2);
+    assert!(message.contains("split.json") && message.contains("it names operator `0` twice"), "{message}");
+}
+
+#[test]
 fn impossible_workloads_name_the_file_and_the_application() {
     let space = Workspace::with_model();
     space.run(["profile", "small.onnx"].into_iter().chain(PROFILE));
     for (odd, expected) in [
-        (r#""weight": 0"#, "a weight of 0, which is not above 0"),
-        (r#""weight": -2.5"#, "a weight of -2.5, which is not above 0"),
-        (r#""items": 3, "period_ms": 1e308"#, "after the end of all numbers"),
-        (r#""period_ms": -1"#, "no number of milliseconds"),
+        (r#""weight": 0"#, "a weight of 0, which is no weight (from 1e-9 to 1e9)"),
+        (r#""weight": -2.5"#, "a weight of -2.5, which is no weight"),
+        (r#""weight": 1e308"#, "a weight of 1e308, which is no weight"),
+        (r#""items": 3, "period_ms": 1e308"#, "a period_ms of 1e308, which is no time"),
+        (r#""items": 3, "period_ms": 1e12"#, "a last item after a time of 2e12, which is no time"),
+        (r#""offset_ms": 1e308"#, "an offset_ms of 1e308, which is no time (0, or from 1e-12 to 1e12 ms)"),
+        (r#""deadline_ms": 1e300"#, "a deadline_ms of 1e300"),
+        (r#""period_ms": -1"#, "a period_ms of -1, which is no time"),
     ] {
         let text = format!(
             r#"{{"applications": [{{"stages": [{{"profile": 0}}]}}, {{"stages": [{{"profile": 0}}], {odd}}}]}}"#

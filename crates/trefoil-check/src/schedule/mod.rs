@@ -107,8 +107,8 @@ impl Schedule {
             let number = CERTIFICATE.count(request, "request")?;
             requests.insert((model, item), number);
             let weight = request.get("weight").and_then(Value::as_f64).unwrap_or(1.0);
-            if !weight.is_finite() || weight <= 0.0 {
-                return Err(CERTIFICATE.fail(format!("request {number} weighs {weight}")));
+            if !crate::ranges::WEIGHTS.contains(&weight) {
+                return Err(CERTIFICATE.fail(format!("request {number} weighs {weight:e}, which is no weight")));
             }
             weights.insert(number, weight);
         }

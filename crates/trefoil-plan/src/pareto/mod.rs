@@ -132,7 +132,7 @@ fn cost_of(plan: &Plan, view: &CostView<'_>) -> Cost {
     Cost {
         latency_ms: plan.simulated_ms,
         energy_j: energy.ok(),
-        memory_bytes: plan.weights_held(&[view.graph]).values().sum(),
+        memory_bytes: plan.weights_held(&[view.graph]).into_values().fold(0, u64::saturating_add),
     }
 }
 
@@ -290,7 +290,7 @@ fn walk_front(problem: &Problem, seeds: &[Schedule], weights: &Weights) -> Front
             let cost = Cost {
                 latency_ms: evaluation.makespan_ms,
                 energy_j: evaluation.energy_j,
-                memory_bytes: held.iter().sum(),
+                memory_bytes: held.iter().copied().fold(0, u64::saturating_add),
             };
             points.push((cost, FrontPoint { cost, schedule }));
         }

@@ -184,7 +184,7 @@ fn templates(view: &CostView<'_>, groups: &[Vec<OperatorId>], price: &Price<'_>)
             operators: operators.clone(),
             class: (0..view.unit_count()).map(|unit| view.class_of(operators, unit)).collect(),
             ms,
-            weight_bytes: operators.iter().map(|&id| view.graph.operator(id).weight_bytes).sum(),
+            weight_bytes: view.graph.weight_bytes(operators.iter().copied()),
             request: 0,
         })
     });

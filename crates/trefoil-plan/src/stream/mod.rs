@@ -10,6 +10,8 @@ pub use search::plan_stream;
 
 use crate::PlanError;
 use serde::{Deserialize, Serialize};
+use trefoil_core::Quantity;
+use trefoil_core::quantity::{MOST_BYTES, short};
 
 /// HeteroVDiff's three rates, in any one unit of time (its tables use seconds): measured while both engines run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -42,11 +44,13 @@ pub struct Cut {
 /// Equation 4 at a given cut.
 ///
 /// # Errors
-/// [`PlanError::Stream`] when a rate is negative or not finite, or the cut is past the last block.
+/// [`PlanError::Stream`] when a rate is no [`Quantity::Time`], or the cut is past the last block.
 pub fn cut_at(rates: VideoRates, blocks: u32, cut: u32) -> Result<Cut, PlanError> {
     for (name, rate) in [("T_G", rates.first), ("T_N", rates.second), ("T_V", rates.decoder)] {
-        if !rate.is_finite() || rate < 0.0 {
-            return Err(PlanError::Stream { reason: format!("{name} is {rate}, which is no time") });
+        if !Quantity::Time.holds(rate) {
+            return Err(PlanError::Stream {
+                reason: format!("{name} is {}, which is no {}", short(rate), Quantity::Time),
+            });
         }
     }
     if cut > blocks {
@@ -154,6 +158,40 @@ pub struct StreamProblem {
 }
 
 impl StreamProblem {
+    /// Checks what somebody wrote: names of units that stand once, costs and a deadline that are times, bytes that can be added up.
+    ///
+    /// # Errors
+    /// [`PlanError::Stream`] naming the unit, block or handoff.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let fail = |reason: String| Err(PlanError::Stream { reason });
+        let time = |what: &dyn Fn() -> String, cost: f64| {
+            let odd = || fail(format!("{} {}, which is no {}", what(), short(cost), Quantity::Time));
+            if Quantity::Time.holds(cost) { Ok(()) } else { odd() }
+        };
+        for (at, unit) in self.units.iter().enumerate() {
+            if self.units[..at].iter().any(|other| other.name == unit.name) {
+                return fail(format!("two units are named `{}`; name each otherwise", unit.name));
+            }
+        }
+        let mut bytes = 0u64;
+        for (at, block) in self.blocks.iter().enumerate() {
+            for (cost, unit) in block.cost.iter().zip(&self.units) {
+                time(&|| format!("block {at} on {} costs", unit.name), cost.unwrap_or(0.0))?;
+            }
+            bytes = bytes.saturating_add(block.weight_bytes);
+            if bytes > MOST_BYTES {
+                let own = block.weight_bytes;
+                return fail(format!(
+                    "block {at} has {own} bytes of weights, all up to it {bytes}, more than the {MOST_BYTES} that can be added up"
+                ));
+            }
+        }
+        for (at, &cost) in self.handoffs.iter().enumerate() {
+            time(&|| format!("handoff {at} costs"), cost)?;
+        }
+        time(&|| "the deadline is".to_owned(), self.deadline.unwrap_or(0.0))
+    }
+
     /// HeteroVDiff's question as a general one: two units, equal blocks, and the decoder, which only the second runs.
     pub fn from_rates(rates: VideoRates, blocks: u32) -> Self {
         let unit = |name: &str| StreamUnit { name: name.to_owned(), resource: None, memory_bytes: None };

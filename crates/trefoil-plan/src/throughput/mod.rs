@@ -217,7 +217,7 @@ impl<'v, 'a> Blocks<'v, 'a> {
             StreamBlock {
                 cost: (0..units).map(cost).collect(),
                 weights: None,
-                weight_bytes: inside.iter().map(|&id| view.graph.operator(id).weight_bytes).sum(),
+                weight_bytes: view.graph.weight_bytes(inside.iter().copied()),
             }
         });
         let blocks: Vec<StreamBlock> = blocks.collect();

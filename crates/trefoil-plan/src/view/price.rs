@@ -16,7 +16,7 @@ impl CostView<'_> {
             return Err(format!("operator {id} `{}` is pinned by `{pin}`", self.graph.operator(*id).name));
         }
         let limits = &self.units[unit].limits;
-        let bytes: u64 = operators.iter().map(|&id| self.graph.operator(id).weight_bytes).sum();
+        let bytes = self.graph.weight_bytes(operators.iter().copied());
         if let Some(most) = limits.memory_bytes.filter(|&most| bytes > most) {
             return Err(format!("{bytes} bytes of weights are more than the unit's memory of {most}"));
         }

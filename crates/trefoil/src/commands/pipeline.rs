@@ -26,9 +26,6 @@ pub fn run(args: &PipelineArgs) -> Result<(), CliError> {
         Some(cut) => cut_at(rates, blocks, parse_count("--cut", cut)?)?,
         None => best,
     };
-    if !cut.period.is_finite() || !best.period.is_finite() || !cut.latency.is_finite() {
-        return Err(CliError::Usage(format!("--rates {text}: the times of {blocks} blocks are no finite numbers")));
-    }
     let crossing = crossing(rates, blocks);
     if args.json {
         return print_json(&json!({
@@ -102,6 +99,7 @@ fn general(path: &Path, json: bool) -> Result<(), CliError> {
     let text = context::read_file(path)?;
     let problem: StreamProblem = serde_json::from_slice(&text)
         .map_err(|error| CliError::Usage(format!("{} is no stream: {error}", path.display())))?;
+    problem.check().map_err(|error| CliError::Usage(format!("{}: {error}", path.display())))?;
     let plan = plan_stream(&problem)?;
     if json {
         let cuts: Vec<usize> = plan.stages.iter().skip(1).map(|stage| stage.first).collect();

@@ -5,7 +5,9 @@ use crate::cli::{ObjectiveArg, PlanArgs};
 use crate::commands::plan_output::{self, Printed};
 use crate::context::{self, print, print_json};
 use crate::error::CliError;
-use std::collections::BTreeMap;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use trefoil_core::{OperatorGraph, OperatorId, Plan, Profile, UnitAddress};
@@ -225,10 +227,39 @@ pub fn load_plan(path: &Path) -> Result<Plan, CliError> {
     })
 }
 
+/// An object from operator to unit in its order. Of a key that stands twice a map would silently keep one.
+struct Split(Vec<(String, UnitAddress)>);
+
+impl<'de> Deserialize<'de> for Split {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Split;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object from operators to units")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Split, M::Error> {
+                let mut entries: Vec<(String, UnitAddress)> = Vec::new();
+                let mut seen = BTreeSet::new();
+                while let Some((key, unit)) = map.next_entry::<String, UnitAddress>()? {
+                    if !seen.insert(key.clone()) {
+                        return Err(M::Error::custom(format!("it names operator `{key}` twice")));
+                    }
+                    entries.push((key, unit));
+                }
+                Ok(Split(entries))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
+
 /// A hand-made split: JSON object from operator name or index to unit; every operator must be named.
 fn read_split(path: &Path, graph: &OperatorGraph) -> Result<Vec<(OperatorId, UnitAddress)>, CliError> {
     let text = context::read_file(path)?;
-    let split: BTreeMap<String, UnitAddress> = serde_json::from_slice(&text).map_err(|error| {
+    let Split(split) = serde_json::from_slice(&text).map_err(|error| {
         CliError::Usage(format!("{} is no split (JSON object, operator → unit): {error}", path.display()))
     })?;
     split

@@ -76,7 +76,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), CliError> {
         // Not only at the end: a survey of large models may pass any limit on its way.
         context::trim_caches(limit);
         if let Some(error) = failure {
-            eprintln!("failed: {}: {error}", entry.name);
+            eprintln!("{}", context::harmless(&format!("failed: {}: {error}", entry.name)));
             failures.push(error);
         }
         if context::stop_flag().load(Ordering::SeqCst) {

@@ -5,7 +5,8 @@ use crate::context;
 use crate::error::CliError;
 use serde::Deserialize;
 use std::path::Path;
-use trefoil_core::{OperatorGraph, Plan, Profile, TensorId};
+use trefoil_core::quantity::short;
+use trefoil_core::{OperatorGraph, Plan, Profile, Quantity, TensorId};
 use trefoil_plan::{Application, ConcurrentRequest, PlanOptions, PlanRequest, Stage, StageLink};
 
 /// Operator executions of one workload at most: a plan lists each, and the search looks at all of them again and again.
@@ -88,22 +89,21 @@ pub fn plan<'a>(
         if app.stages.is_empty() || app.items == 0 || app.stages.iter().any(|stage| stage.repeat == 0) {
             return Err(fail(format!("application {number} has no stages, no items or a stage repeated 0 times")));
         }
-        if app.deadline_ms.is_some_and(|deadline| !deadline.is_finite() || deadline < 0.0) {
-            return Err(fail(format!("application {number} has a deadline that is no number of milliseconds")));
+        let odd = |what: &str, value: f64, quantity: Quantity| {
+            fail(format!("application {number} has {what} of {}, which is no {quantity}", short(value)))
+        };
+        let last = f64::from(app.items - 1) * app.period_ms;
+        let times = [
+            ("an offset_ms", app.offset_ms),
+            ("a period_ms", app.period_ms),
+            ("a last item after a time", app.offset_ms + last),
+            ("a deadline_ms", app.deadline_ms.unwrap_or(0.0)),
+        ];
+        if let Some(&(what, ms)) = times.iter().find(|(_, ms)| !Quantity::Time.holds(*ms)) {
+            return Err(odd(what, ms, Quantity::Time));
         }
-        if !app.weight.is_finite() || app.weight <= 0.0 {
-            return Err(fail(format!("application {number} has a weight of {}, which is not above 0", app.weight)));
-        }
-        if ![app.offset_ms, app.period_ms].iter().all(|ms| ms.is_finite() && *ms >= 0.0) {
-            return Err(fail(format!(
-                "application {number} has an offset or period that is no number of milliseconds"
-            )));
-        }
-        let last = app.offset_ms + f64::from(app.items - 1) * app.period_ms + app.deadline_ms.unwrap_or(0.0);
-        if !last.is_finite() {
-            return Err(fail(format!(
-                "application {number} has items that arrive or are due after the end of all numbers"
-            )));
+        if !Quantity::Weight.holds(app.weight) {
+            return Err(odd("a weight", app.weight, Quantity::Weight));
         }
         let mut stages = Vec::new();
         for entry in &app.stages {
@@ -111,7 +111,8 @@ pub fn plan<'a>(
                 fail(format!("profile {} of {} given (counted from 0)", entry.profile, profiles.len()))
             })?;
             let graph = profile.model(None)?;
-            executions += graph.len() as u64 * u64::from(entry.repeat) * u64::from(app.items);
+            let repeated = u64::from(entry.repeat) * u64::from(app.items);
+            executions = executions.saturating_add((graph.len() as u64).saturating_mul(repeated));
             if executions > MOST_EXECUTIONS {
                 return Err(fail(format!(
                     "more than {MOST_EXECUTIONS} operator executions; plan fewer items and repeat the plan"

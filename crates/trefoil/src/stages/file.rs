@@ -5,6 +5,8 @@ use crate::error::CliError;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use trefoil_core::Quantity;
+use trefoil_core::quantity::short;
 use trefoil_onnx::Update;
 
 /// Name of the file format, first field of every pipeline file.
@@ -179,15 +181,14 @@ impl PipelineFile {
                 }
             }
         }
-        let positive = |value: Option<f64>| value.is_none_or(|value| value.is_finite() && value > 0.0);
         if !self.rate_hz.is_none_or(|rate| (1e-4..=1e6).contains(&rate)) {
             return Err("rate_hz: is no number of inferences a second between 0.0001 and 1000000".to_owned());
         }
-        if !positive(self.deadline_ms) {
+        if !self.deadline_ms.is_none_or(|deadline| deadline > 0.0 && Quantity::Time.holds(deadline)) {
             return Err("deadline_ms: is no number of milliseconds above 0".to_owned());
         }
-        if !(self.offset_ms.is_finite() && self.offset_ms >= 0.0) {
-            return Err("offset_ms: is no number of milliseconds".to_owned());
+        if !Quantity::Time.holds(self.offset_ms) {
+            return Err(format!("offset_ms: {} is no {}", short(self.offset_ms), Quantity::Time));
         }
         if self.rate_hz.is_none() && (self.deadline_ms.is_some() || self.offset_ms > 0.0) {
             return Err("rate_hz: is missing; deadline_ms and offset_ms are about inferences at a rate".to_owned());
@@ -327,6 +328,8 @@ mod tests {
             (stage(""), r#","rate_hz":0"#, "rate_hz"),
             (stage(""), r#","deadline_ms":5"#, "rate_hz: is missing"),
             (stage(""), r#","rate_hz":5,"deadline_ms":-1"#, "deadline_ms"),
+            (stage(""), r#","rate_hz":5,"deadline_ms":1e308"#, "deadline_ms"),
+            (stage(""), r#","rate_hz":5,"offset_ms":1e308"#, "offset_ms: 1e308 is no time"),
             (stage(""), r#","rate":5"#, "rate"),
             (
                 r#"{"name":"a","model":"m","inputs":{"x":{"from":"b","output":"y"}}},
