@@ -5,7 +5,7 @@ use crate::json::{Reader, text};
 use crate::machine::{Class, Machine};
 use crate::memory::Prices;
 use crate::schedule::{Schedule, Work};
-use crate::{CheckError, close_above, placements, priced, search, serial, workload};
+use crate::{CheckError, close_above, placements, priced, ranges, search, serial, workload};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -240,6 +240,7 @@ pub fn verify(
             }
         };
         let stated = CERTIFICATE.number(proof, "value")?;
+        ranges::witness(proof, stated, machine)?;
         if !proven.is_finite() || !close_above(proven, stated) {
             return Err(CheckError::Bound(format!("proof `{kind}` gives {proven}, not {stated}")));
         }

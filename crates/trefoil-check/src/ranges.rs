@@ -4,6 +4,7 @@
 
 use crate::CheckError;
 use crate::json::{Reader, text};
+use crate::machine::Machine;
 use serde_json::Value;
 
 const PROFILE: Reader = Reader("profile");
@@ -12,6 +13,8 @@ const PROFILE: Reader = Reader("profile");
 const MOST_BYTES: f64 = 9_007_199_254_740_992.0;
 /// Most that any number of a certificate is, either side of 0.
 const MOST: f64 = 1e24;
+/// How many times what is proven any term that cancels may be.
+const LARGEST_TERM: f64 = 1e6;
 /// Least and most that a request can weigh.
 pub const WEIGHTS: std::ops::RangeInclusive<f64> = 1e-9..=1e9;
 
@@ -37,6 +40,24 @@ pub fn certificate(value: &Value) -> Result<(), CheckError> {
     }
 }
 
+/// No term of a proof that others are to cancel, a payment or what a unit's memory is worth, is so much larger than what is proven that
+/// rounding it could prove something.
+pub fn witness(proof: &Value, stated: f64, machine: &Machine) -> Result<(), CheckError> {
+    // Payments for energy are in millijoules.
+    let payments_in = if text(proof, "kind") == Some("energy") { 1e3 } else { 1.0 };
+    let paid = proof["payments"].as_array().into_iter().flatten();
+    let paid = paid.flat_map(|payment| payment["paid"].as_array().into_iter().flatten());
+    let paid = paid.filter_map(Value::as_f64).map(|paid| paid.abs() / payments_in);
+    let worth =
+        machine.units.iter().filter_map(|unit| Some(proof["memory"][&unit.address].as_f64()? * unit.memory_bytes?));
+    match paid.chain(worth).find(|&term| term > LARGEST_TERM * stated) {
+        Some(term) if stated > 0.0 => {
+            Err(CheckError::Bound(format!("a term of {term:e} is rounded by more than may count in {stated}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Times, powers, factors and bytes of a profile are ones.
 pub fn profile(value: &Value) -> Result<(), CheckError> {
     for (number, record) in PROFILE.list(value, "measurements")?.iter().enumerate() {
@@ -55,6 +76,11 @@ pub fn profile(value: &Value) -> Result<(), CheckError> {
             if !node["ms"].as_f64().is_none_or(is_time) {
                 return fail("time", &node["ms"]);
             }
+        }
+        let bytes = &subject["bytes"];
+        let is_size = |bytes: &Value| bytes.as_u64().is_some_and(|bytes| bytes as f64 <= MOST_BYTES);
+        if text(subject, "kind") == Some("transfer") && !is_size(bytes) {
+            return fail("number of bytes", bytes);
         }
         let found = &outcome["value"]["median"];
         let is_factor = |factor: f64| (1e-3..=1e6).contains(&factor);
@@ -117,7 +143,12 @@ mod tests {
         for right in [time(0.0), time(3.5), value("slowdown", 0.5), value("power", 0.0)] {
             assert_eq!(with(right.clone(), 5.0, 1 << 52), Ok(()), "{right}");
         }
+        let transfer = |bytes: Value| json!({ "subject": { "kind": "transfer", "bytes": bytes } });
+        assert_eq!(with(transfer(json!(4096)), 5.0, 1), Ok(()));
         for wrong in [
+            with(transfer(json!(1e308)), 5.0, 1),
+            with(transfer(json!(0.5)), 5.0, 1),
+            with(transfer(json!(1u64 << 60)), 5.0, 1),
             with(time(-1.0), 5.0, 1),
             with(time(1e308), 5.0, 1),
             with(value("slowdown", 1e-300), 5.0, 1),

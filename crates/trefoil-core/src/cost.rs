@@ -321,6 +321,10 @@ mod tests {
             assert!(message.contains(told), "{message}");
         }
         let mut profile = sample_profile();
+        profile.measurements[1].subject = Subject::Transfer { bytes: 1 << 54 };
+        let message = profile.validate().unwrap_err().to_string();
+        assert!(message.contains("holds 18014398509481984, which is no number of bytes"), "{message}");
+        let mut profile = sample_profile();
         profile.declared_watts.insert("rten:CPU".to_owned(), 1e308);
         let message = profile.validate().unwrap_err().to_string();
         assert!(message.contains("declared power of rten:CPU holds 1e308"), "{message}");

@@ -1,5 +1,6 @@
 //! The profile: measurements of models on one machine. Cost tables are views of it.
 
+use crate::quantity::MOST_BYTES;
 use crate::{
     CoreError, Machine, Measurement, MeasurementId, OperatorGraph, Outcome, Quantity, Subject, Unit, UnitAddress,
 };
@@ -173,6 +174,15 @@ impl Profile {
         let typical = |quantity: Quantity, number: f64| {
             if quantity.holds(number) { Ok(()) } else { refused(quantity, number) }
         };
+        if let Subject::Transfer { bytes } = measurement.subject
+            && bytes > MOST_BYTES
+        {
+            return Err(CoreError::BadNumber {
+                place: self.place_of(measurement),
+                value: bytes.to_string(),
+                what: format!("number of bytes up to {MOST_BYTES}"),
+            });
+        }
         match &measurement.outcome {
             Outcome::Ok { timing, nodes, .. } => {
                 let parts = [&timing.total, &timing.h2d, &timing.dispatch, &timing.exec, &timing.d2h];

@@ -59,6 +59,13 @@ fn loads_with_transfers_are_proven_and_tighten_the_bound() {
         refused(&paper, &profiles, "a payment that is no number", |forged| {
             proof(forged, "priced-load")["payments"][0]["paid"][0] = json!("much");
         });
+        // The tensor gets back what its reader pays more, but for rounding.
+        let error = any_refused(&paper, &profiles, "a payment so large that rounding counts", |forged| {
+            for paid in proof(forged, "priced-load")["payments"][0]["paid"].as_array_mut().unwrap() {
+                *paid = json!(paid.as_f64().unwrap() + 1e16);
+            }
+        });
+        assert!(error.to_string().contains("is rounded by more than may count"), "{error}");
     }
     assert!(tighter >= 3, "{tighter} of 4 priced loads are above the plain load");
 }

@@ -276,7 +276,7 @@ fn weights_links_and_repetitions() {
 fn profiles_of_endless_numbers_prove_nothing() {
     let (graph, builder) = model("one", 1);
     let request = PlanRequest { objective: Objective::Energy, ..PlanRequest::new(&builder.profile, &graph) };
-    let mut certificate = paper(&[request.clone()], &plan_with("dag", &request, &quick()).unwrap());
+    let mut certificate = paper(std::slice::from_ref(&request), &plan_with("dag", &request, &quick()).unwrap());
     let profile = value(&builder.profile);
     check(&certificate, std::slice::from_ref(&profile)).unwrap();
     certificate["claim"]["value"] = json!(0.001);
