@@ -90,7 +90,7 @@ impl ProgramCopy {
             return None;
         }
         let mut used = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = (0..).find(|&number| !used.contains(&(variant, number)))?;
+        let number = (0..=used.len()).find(|&number| !used.contains(&(variant, number)))?;
         used.push((variant, number));
         Some(ProgramCopy { variant, number })
     }
