@@ -240,7 +240,6 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
             "--latent {frames},{rows},{columns}; height and width must be multiples of {PATCH}"
         )));
     }
-    check_tokens([frames, rows, columns], LESS)?;
     let shape = [1, model.config().channels, frames, rows, columns];
     named.iter().try_for_each(|(_, text)| Clip::check_text(&model, text))?;
     let mut notes = Vec::new();
@@ -285,6 +284,7 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
     let mut needs = stage.needs([frames, rows, columns])?;
     needs.extend(memory::of_engines(&args.engines, args.processes, &model, &args.model, shape, memory::IN_FLIGHT));
     memory::check("the stream", LESS, &needs)?;
+    check_tokens([frames, rows, columns], LESS)?;
     let seed = args.seed.unwrap_or(40);
     let clips: Vec<ClipPlan> = (0..count)
         .map(|number| ClipPlan {
