@@ -188,6 +188,7 @@ mod tests {
         let mut report = StreamReport {
             engines: vec!["a".to_string(), "b".to_string()],
             blocks: 2,
+            failed: Vec::new(),
             clips: vec![clip(0, 0.0, 30.0), clip(1, 10.0, 50.0), clip(2, 20.0, 70.0)],
             spans: vec![
                 span(0, 0, Work::Blocks, 0.0, 10.0),
