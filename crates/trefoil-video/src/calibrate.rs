@@ -206,6 +206,7 @@ impl Calibration {
             reason: format!("its record is no JSON ({error})"),
         })?;
         let metadata = serde_json::Map::from_iter([(CALIBRATION_KEY.to_string(), record)]);
+        let _packing = crate::pack::PackingFolder::join(trefoil_files::folder_of(output)).ok();
         Ok(artefact.extended(output, &[(spec, bytes)], metadata)?)
     }
 

@@ -216,3 +216,31 @@ fn rates_are_measured_alone_and_together_and_errors_end_them() {
     };
     assert!(measure(&mut lanes, &clip, &item.noise, RateOptions { samples: 50, warm_up: 0 }, &stop).is_err());
 }
+
+/// A clip whose latent becomes NaN costs no other clip, on either lane and in both forms of the stream.
+#[test]
+fn a_clip_that_becomes_nan_is_left_out_and_told() {
+    let small = SmallModel::new();
+    let model = Arc::new(Model::open(&small.packed()).unwrap());
+    let mut items = items(&small, 4);
+    let want = alone(&model, &items);
+    items[1].noise.values[3] = 3e38;
+    for (count, cut) in [(1, 12), (2, 12), (2, 2), (2, 0)] {
+        let mut lanes: Vec<Lane> = (0..count).map(|core| lane(&model, core)).collect();
+        let mut made = Vec::new();
+        let mut finish = |done: &Denoised<'_>| {
+            made.push((done.number, bits(done.state.latent())));
+            Ok(())
+        };
+        let (report, stopped) =
+            run_stream_reporting(&mut lanes, items.iter().cloned(), &mut |_, _| cut, &mut finish, &|_, _| Ok(()));
+        assert!(stopped.is_none(), "{stopped:?}");
+        let others: Vec<(usize, Vec<u32>)> = [0, 2, 3].map(|number| (number, want[number].clone())).into();
+        assert!(made == others, "{count} lanes, cut {cut}");
+        assert_eq!(report.failed.len(), 1);
+        assert!(report.failed[0].item == 1 && report.failed[0].reason.contains("the latent after step"));
+        let error =
+            run_stream(&mut lanes, items.iter().cloned(), &mut |_, _| cut, &mut |_, _, _| Ok(()), &|_, _| Ok(()));
+        assert!(error.unwrap_err().to_string().starts_with("clip 2: "));
+    }
+}

@@ -68,6 +68,8 @@ pub struct WanCheckpoint {
     checkpoint: Checkpoint,
     /// Canonical name → name in the file.
     names: BTreeMap<String, String>,
+    /// Names in the files of adapters → which file.
+    adapters: BTreeMap<String, PathBuf>,
     /// Sizes.
     pub config: DitConfig,
     /// Spelling.
@@ -87,14 +89,20 @@ impl WanCheckpoint {
     /// type than the configuration asks for, or belongs to no text-to-video transformer.
     pub fn open(path: &Path, options: &CheckpointOptions) -> Result<WanCheckpoint, VideoError> {
         let checkpoint = Checkpoint::open(path, &options.adapters)?;
+        let mut adapters = BTreeMap::new();
+        for file in &options.adapters {
+            let names = Checkpoint::open(file, &[])?;
+            adapters.extend(names.tensors().map(|tensor| (tensor.name.clone(), file.clone())));
+        }
         let config = read_config(path, &checkpoint, options.config.as_deref())?;
         let layout = layout_of(checkpoint.tensors().map(|tensor| tensor.name.as_str()));
         let rules = RuleSet::wan();
         let mut names = BTreeMap::new();
         for tensor in checkpoint.tensors() {
             if let Some(twin) = names.insert(rules.canonical_name(&tensor.name), tensor.name.clone()) {
+                let file = adapters.get(&tensor.name).or(adapters.get(&twin));
                 return Err(VideoError::Tensors {
-                    path: path.to_path_buf(),
+                    path: file.map_or(path, PathBuf::as_path).to_path_buf(),
                     reason: format!("`{twin}` and `{}` are the same tensor; give each once", tensor.name),
                 });
             }
@@ -104,6 +112,7 @@ impl WanCheckpoint {
             has_detail_embedder: names.keys().any(|name| is_detail(name)),
             checkpoint,
             names,
+            adapters,
             config,
             layout,
             adapter: None,
@@ -142,10 +151,24 @@ impl WanCheckpoint {
             path: self.path.clone(),
             reason: format!("tensor `{canonical}` is missing"),
         })?;
-        read_values(&self.path, &self.checkpoint, tensor)
+        read_values(self.file_of(&tensor.name), &self.checkpoint, tensor)
     }
 
-    /// Missing, odd and unknown tensors.
+    /// The adapter's file that a tensor is in, else the checkpoint.
+    fn file_of(&self, source: &str) -> &Path {
+        self.adapters.get(source).unwrap_or(&self.path)
+    }
+
+    /// Reads the tensors of all adapter files, so that what is wrong with one is told with its name.
+    ///
+    /// # Errors
+    /// NaN or infinity.
+    pub(crate) fn check_adapters(&self) -> Result<(), VideoError> {
+        let of_adapters = self.names.iter().filter(|(_, source)| self.adapters.contains_key(*source));
+        of_adapters.filter(|(name, _)| !is_ignored(name)).try_for_each(|(name, _)| self.values(name).map(drop))
+    }
+
+    /// Missing, odd and unknown tensors, first those of the checkpoint, then those of the adapters' files.
     fn check_names(&self) -> Result<(), VideoError> {
         let expected = expected_tensors(&self.config, self.has_detail_embedder);
         let mut problems = Vec::new();
@@ -157,9 +180,33 @@ impl WanCheckpoint {
         if !missing.is_empty() {
             problems.push(format!("{} missing: {}", count(missing.len()), list(&missing)));
         }
+        self.name_problems(None, &expected, &mut problems);
+        if !problems.is_empty() {
+            return Err(VideoError::Tensors {
+                path: self.path.clone(),
+                reason: format!("{}; give a complete checkpoint and its own config.json", problems.join("; ")),
+            });
+        }
+        let files: std::collections::BTreeSet<&PathBuf> = self.adapters.values().collect();
+        for file in files {
+            self.name_problems(Some(file), &expected, &mut problems);
+            if !problems.is_empty() {
+                let reason = format!(
+                    "{}; give a LoRA file of {} or of a model like it",
+                    problems.join("; "),
+                    self.path.display()
+                );
+                return Err(VideoError::Tensors { path: file.clone(), reason });
+            }
+        }
+        Ok(())
+    }
+
+    /// Odd and unknown tensors of the checkpoint itself, or of an adapter's `file`.
+    fn name_problems(&self, file: Option<&PathBuf>, expected: &BTreeMap<String, Vec<u64>>, problems: &mut Vec<String>) {
         let mut odd = Vec::new();
         let mut unknown = Vec::new();
-        for (name, source) in &self.names {
+        for (name, source) in self.names.iter().filter(|(_, source)| self.adapters.get(*source) == file) {
             let Some(tensor) = self.checkpoint.tensor(source) else { continue };
             let shown = if name == source { name.clone() } else { format!("{source} (that is, {name})") };
             match (expected.get(name), self.factor_shape(name)) {
@@ -186,13 +233,6 @@ impl WanCheckpoint {
                 list(&unknown)
             ));
         }
-        if problems.is_empty() {
-            return Ok(());
-        }
-        Err(VideoError::Tensors {
-            path: self.path.clone(),
-            reason: format!("{}; give a complete checkpoint and its own config.json", problems.join("; ")),
-        })
     }
 
     /// Whether a tensor not in the base model is a fitting half of a low-rank adapter; `None` where it is no such thing.

@@ -106,6 +106,14 @@ impl Clip {
         })
     }
 
+    /// Refuses text states that the model does not take, before a clip is made of them.
+    ///
+    /// # Errors
+    /// Another width, or no row.
+    pub fn check_text(model: &Model, text: &Tensor) -> Result<(), VideoError> {
+        text_rows(text, model.config().text_dim).map(drop)
+    }
+
     /// A number that no other clip of this process has, so that an engine knows whose conditions it holds.
     pub fn serial(&self) -> u64 {
         self.serial

@@ -249,10 +249,10 @@ impl Lane {
     pub fn time_host(&mut self, clip: &Clip, noise: &Tensor) -> Result<Duration, VideoError> {
         let layers = clip.trajectory().layers;
         let last = Piece { step: 0, branch: clip.trajectory().branches - 1, blocks: layers - 1..layers };
-        let mut state = clip.start(noise)?;
         let mut elapsed = Duration::ZERO;
-        // Once for buffers that grow, once for the time.
+        // Once for buffers that grow, once for the time; each from a clip's start, as a multi-step solver's history is of one pass only.
         for _ in 0..2 {
+            let mut state = clip.start(noise)?;
             let begun = Instant::now();
             self.host.embed(&self.model, clip.expert(0), self.engine.path(), &state.latent, &mut state.hidden)?;
             self.end_branch(clip, &last, &mut state)?;

@@ -8,6 +8,7 @@
 //! An expert is a base with or without its adapter. Where experts are whole models (Wan2.2), each is an artefact of its own and
 //! [`Model::joined`] puts them together.
 
+mod compare;
 mod record;
 pub(crate) mod views;
 
@@ -20,6 +21,7 @@ use crate::sampler::Sampler;
 use crate::{NumericPath, VideoError};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 use trefoil_kernels::{FloatWeights, Rows};
 use trefoil_weights::artefact::Layout;
 use trefoil_weights::tile::codes_of;
@@ -41,6 +43,8 @@ struct Part {
     weights: Weights,
     /// Block regions that another process passed on; base weights are read from these.
     regions: BTreeMap<u32, Region>,
+    /// Length and time of change of an artefact's open file when it was opened.
+    stamp: Option<(u64, SystemTime)>,
 }
 
 #[derive(Debug)]
@@ -149,7 +153,28 @@ impl Model {
 
     fn of_part(record: VideoRecord, path: PathBuf, weights: Weights) -> Model {
         let adapter = record.adapter.clone();
-        Model { record, parts: vec![Part { path, adapter, weights, regions: BTreeMap::new() }] }
+        let stamp = match &weights {
+            Weights::Packed(artefact) => stamp_of(artefact),
+            Weights::Float(_) => None,
+        };
+        Model { record, parts: vec![Part { path, adapter, weights, regions: BTreeMap::new(), stamp }] }
+    }
+
+    /// Whether the artefacts are as they were when they were opened. Writing to one is noticed by its length and time of change; another
+    /// file under its name is none of it, the old one stays open.
+    ///
+    /// # Errors
+    /// [`VideoError::Artefact`] with the one that was written to.
+    pub fn check_unchanged(&self) -> Result<(), VideoError> {
+        for part in &self.parts {
+            if let (Weights::Packed(artefact), Some(stamp)) = (&part.weights, part.stamp)
+                && stamp_of(artefact) != Some(stamp)
+            {
+                let reason = "it was written to while its weights were in use; pack the model again".to_string();
+                return Err(VideoError::Artefact { path: part.path.clone(), reason });
+            }
+        }
+        Ok(())
     }
 
     /// Checkpoint or artefact, as given; the first of several.
@@ -216,11 +241,6 @@ impl Model {
         Ok(())
     }
 
-    /// A matrix of an expert's base, in whatever form it is stored.
-    pub(crate) fn matrix(&self, expert: usize, name: &str) -> Result<FloatWeights<'_>, VideoError> {
-        self.part(expert).matrix(name)
-    }
-
     /// The stored base of an expert.
     fn part(&self, expert: usize) -> &Part {
         &self.parts[self.record.experts[expert].base]
@@ -245,6 +265,12 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// Length and time of change of the file that is open.
+fn stamp_of(artefact: &Artefact) -> Option<(u64, SystemTime)> {
+    let about = artefact.file().metadata().ok()?;
+    Some((about.len(), about.modified().ok()?))
 }
 
 impl Part {

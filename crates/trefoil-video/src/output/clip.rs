@@ -8,6 +8,7 @@ use super::png::{AnimatedPng, write_picture};
 use super::tensors::FrameTensor;
 use super::webp::AnimatedWebp;
 use super::{ClipMetadata, FrameHealth, OutputError, VideoFrame};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,10 @@ pub enum ClipFormat {
     Tensors,
 }
 
+/// What the names of pictures in a folder of frames begin with.
+const FRAME: &str = "frame_";
+/// What a folder of frames says of itself.
+const NOTE: &str = "clip.json";
 /// Names of the formats, for messages.
 const FORMATS: &str = ".mp4, DIR/ (PNG frames), .png or .apng (animated), .webp (animated), .gif, .safetensors";
 
@@ -118,6 +123,12 @@ impl ClipWriter {
         Ok(ClipWriter { path, size, frames, metadata, sink, written: 0, health: FrameHealth::default() })
     }
 
+    /// Whether a file of this name may lie in a folder of frames.
+    pub(crate) fn is_part(name: &OsStr) -> bool {
+        let name = name.to_string_lossy();
+        name == NOTE || (name.starts_with(FRAME) && name.ends_with(".png"))
+    }
+
     /// Writes the next frame.
     ///
     /// # Errors
@@ -136,7 +147,7 @@ impl ClipWriter {
         self.written += 1;
         match &mut self.sink {
             Sink::Frames(folder) => {
-                let path = folder.join(&format!("frame_{:05}.png", self.written));
+                let path = folder.join(&format!("{FRAME}{:05}.png", self.written));
                 let out = File::create(&path).map_err(OutputError::io("write", folder.path()))?;
                 write_picture(out, folder.path(), self.size, &frame.to_bytes(), None)
             }
@@ -161,7 +172,7 @@ impl ClipWriter {
         match self.sink {
             Sink::Frames(folder) => {
                 let fail = OutputError::io("write", folder.path());
-                std::fs::write(folder.join("clip.json"), self.metadata.json() + "\n").map_err(fail)?;
+                std::fs::write(folder.join(NOTE), self.metadata.json() + "\n").map_err(fail)?;
                 folder.commit()?;
             }
             #[cfg(feature = "mp4")]

@@ -13,7 +13,7 @@ mod report;
 pub use forecast::{Cost, Division, Forecast, LaneCosts, forecast};
 pub use last_stage::{LastStageRate, measure_last_stage, time_decoding};
 pub use parallel::{LastStageOn, run_data_parallel, run_data_parallel_with};
-pub use report::{ClipReport, Span, StreamReport, Work};
+pub use report::{ClipReport, FailedClip, Span, StreamReport, Work};
 
 use crate::VideoError;
 use crate::denoise::{Clip, ClipState, Event, Lane, handoff};
@@ -85,7 +85,8 @@ struct InFlight {
 /// of every lane (with the clip's number) and may stop the stream.
 ///
 /// # Errors
-/// The first error of a lane, of `finish` or of `watch`; clips finished before it have been given to `finish`.
+/// The first error of a lane, of `finish` or of `watch`; clips finished before it have been given to `finish`. A clip that became NaN, once
+/// the others are finished.
 pub fn run_stream(
     lanes: &mut [Lane],
     items: impl Iterator<Item = StreamItem> + Send,
@@ -95,12 +96,18 @@ pub fn run_stream(
 ) -> Result<StreamReport, VideoError> {
     let mut last = |done: &Denoised<'_>| finish(done.number, done.clip, done.state);
     match run_stream_reporting(lanes, items, cut, &mut last, watch) {
-        (report, None) => Ok(report),
+        (report, None) => match report.failed.first() {
+            None => Ok(report),
+            Some(FailedClip { item, reason }) => {
+                Err(VideoError::Input { what: format!("clip {}", item + 1), reason: reason.clone() })
+            }
+        },
         (_, Some(error)) => Err(error),
     }
 }
 
-/// As [`run_stream`], with the report of what was done also where the stream stopped early, and why it did.
+/// As [`run_stream`], with the report of what was done also where the stream stopped early, and why it did. Clips that became NaN are in
+/// the report and stop nothing.
 pub fn run_stream_reporting(
     lanes: &mut [Lane],
     items: impl Iterator<Item = StreamItem> + Send,
@@ -160,6 +167,18 @@ impl Record {
         end_ms - start_ms
     }
 
+    /// Whether a clip's blocks are done: `false` where its latent became NaN, which is written down and costs no other clip.
+    fn is_sound(&self, item: usize, ran: Result<(), VideoError>) -> Result<bool, VideoError> {
+        match ran {
+            Ok(()) => Ok(true),
+            Err(error @ VideoError::NonFinite { .. }) => {
+                self.report(|report| report.failed.push(FailedClip { item, reason: error.to_string() }));
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// The last stage of a clip on `lane`, and the clip's end.
     fn finish(&self, flight: &InFlight, lane: usize, finish: &mut LastStage<'_>) -> Result<(), VideoError> {
         let begun = self.now();
@@ -189,7 +208,10 @@ fn one_lane(
         let blocks = flight.clip.trajectory().blocks();
         flight.cut = blocks;
         record.report(|report| report.blocks = blocks);
-        lane.run(&flight.clip, &mut flight.state, blocks, &mut |event| watch(item.number, event))?;
+        let ran = lane.run(&flight.clip, &mut flight.state, blocks, &mut |event| watch(item.number, event));
+        if !record.is_sound(item.number, ran)? {
+            continue;
+        }
         let ms = record.span(item.number, 0, Work::Blocks, begun, blocks);
         record.learn(|observed| observed.first_ms = Some(ms / blocks as f64));
         record.finish(&flight, 0, finish)?;
@@ -238,12 +260,15 @@ fn prefixes(
         let known = *record.observed.lock().unwrap_or_else(PoisonError::into_inner);
         flight.cut = cut(&known, blocks).min(blocks);
         let until = flight.cut;
-        lane.run(&flight.clip, &mut flight.state, until, &mut |event| {
+        let ran = lane.run(&flight.clip, &mut flight.state, until, &mut |event| {
             if record.has_ended.load(Ordering::Acquire) {
                 return Err(VideoError::Interrupted { done: 0, blocks });
             }
             watch(item.number, event)
-        })?;
+        });
+        if !record.is_sound(item.number, ran)? {
+            continue;
+        }
         if until > 0 {
             let ms = record.span(item.number, 0, Work::Blocks, begun, until);
             record.learn(|observed| observed.first_ms = Some(ms / until as f64));
@@ -273,7 +298,10 @@ fn suffixes(
         let blocks = flight.clip.trajectory().blocks();
         let count = blocks - flight.state.next();
         if count > 0 {
-            lane.run(&flight.clip, &mut flight.state, blocks, &mut |event| watch(number, event))?;
+            let ran = lane.run(&flight.clip, &mut flight.state, blocks, &mut |event| watch(number, event));
+            if !record.is_sound(number, ran)? {
+                continue;
+            }
             let ms = record.span(number, 1, Work::Blocks, begun, count);
             record.learn(|observed| observed.second_ms = Some(ms / count as f64));
         }

@@ -54,6 +54,15 @@ impl ClipReport {
     }
 }
 
+/// A clip whose latent became NaN or infinite. It says nothing about the other clips, which go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FailedClip {
+    /// Its number.
+    pub item: usize,
+    /// Why, in one line.
+    pub reason: String,
+}
+
 /// What a stream did.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StreamReport {
@@ -73,6 +82,9 @@ pub struct StreamReport {
     pub idle: Option<Vec<f64>>,
     /// Handoffs between lanes.
     pub handoffs: usize,
+    /// Clips that could not be made, while the others were.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FailedClip>,
 }
 
 impl StreamReport {
@@ -86,6 +98,7 @@ impl StreamReport {
             period_ms: None,
             idle: None,
             handoffs: 0,
+            failed: Vec::new(),
         }
     }
 
@@ -175,6 +188,7 @@ mod tests {
         let mut report = StreamReport {
             engines: vec!["a".to_string(), "b".to_string()],
             blocks: 2,
+            failed: Vec::new(),
             clips: vec![clip(0, 0.0, 30.0), clip(1, 10.0, 50.0), clip(2, 20.0, 70.0)],
             spans: vec![
                 span(0, 0, Work::Blocks, 0.0, 10.0),

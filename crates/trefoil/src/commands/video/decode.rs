@@ -1,7 +1,7 @@
 //! `trefoil video decode`: a latent to a clip.
 
 use super::check_stopped;
-use super::shared::{CoresArg, TensorArg, check_folder, check_sheet, decoding_spec};
+use super::shared::{CoresArg, TensorArg, check_folder, check_sheet, decoder_of, decoding_spec};
 use crate::context::{self, print, print_json, stop_flag};
 use crate::error::CliError;
 use clap::Args;
@@ -18,8 +18,8 @@ use trefoil_video::vae::{DecoderMemory, DecoderPath, Latent, TileLayout};
 /// `trefoil video decode`.
 #[derive(Debug, Args)]
 pub struct DecodeArgs {
-    /// Pipeline folder (with `vae/` or `vae_decoder/`), VAE folder or safetensors file
-    #[arg(value_name = "MODEL_DIR")]
+    /// Pipeline folder (with `vae/` or `vae_decoder/`), VAE folder or safetensors file, or an artefact that was packed from a pipeline folder
+    #[arg(value_name = "MODEL_DIR|A.trefoil")]
     pub model: PathBuf,
     /// Latent `[channels, frames, height, width]` (a leading 1 allowed), as the denoiser leaves it
     #[arg(long, value_name = "L.safetensors:KEY")]
@@ -75,7 +75,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), CliError> {
     )?;
     check_sheet(args.contact_sheet.as_deref())?;
     let engine = DecoderEngine::open(&decoding_spec(args.engine.as_ref(), args.cores.as_ref())?)?;
-    let on = EngineDecoder::open_on(&args.model, args.vae_path, engine)?;
+    let on = EngineDecoder::open_on(&decoder_of(&args.model)?, args.vae_path, engine)?;
     let (decoder, kernels) = (on.decoder(), on.kernels());
     let latent = Latent::read(&args.latent.path, &args.latent.key)?;
     let latent = if args.denormalised { latent } else { latent.denormalise(decoder.config())? };

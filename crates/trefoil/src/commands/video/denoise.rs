@@ -25,10 +25,13 @@ pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
     check_distinct(&[Some(&args.output)], &files)?;
     let (noise, text) = (args.clip.noise.read()?, args.clip.text.read()?);
     let negative = args.clip.negative.as_ref().map(TensorPath::read).transpose()?;
-    check(args, &noise)?;
+    let has_guidance = check(args, &noise)?;
     let inputs = (&noise, &text, negative.as_ref());
     let mut open = lanes::open_in(&args.artefact, &args.engines, inputs, args.processes)?;
     let model = open.lanes[0].model().clone();
+    if negative.is_some() && !has_guidance {
+        open.notes.push("the sampler has no guidance, so --negative changes nothing".to_owned());
+    }
     let start = Instant::now();
     let clip = Clip::new(open.lanes[0].host_mut(), &model, &noise, &text, negative.as_ref())?;
     let conditions_ms = start.elapsed().as_secs_f64() * 1e3;
@@ -45,6 +48,7 @@ pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
         in_this_process(&mut open.lanes, &clip, &noise, cut, &bar)?
     };
     bar.finish_and_clear();
+    open.models.packed().check_unchanged()?;
     let latents: Vec<(String, Tensor)> =
         latents.into_iter().enumerate().map(|(step, latent)| (format!("latent.{step}"), latent)).collect();
     write_tensors(&args.output, &latents)?;
@@ -75,8 +79,8 @@ pub fn run(args: &DenoiseArgs) -> Result<(), CliError> {
     print(&describe(&report, args, is_shaped))
 }
 
-/// Refuses what cannot run before weights are compared.
-fn check(args: &DenoiseArgs, noise: &Tensor) -> Result<(), CliError> {
+/// Refuses what cannot run before weights are compared. Tells whether the sampler has guidance.
+fn check(args: &DenoiseArgs, noise: &Tensor) -> Result<bool, CliError> {
     lanes::engines_of(&args.engines, args.processes)?;
     let model = Model::open(&args.artefact)?;
     lanes::check_cut(args.cut, &model)?;
@@ -85,7 +89,7 @@ fn check(args: &DenoiseArgs, noise: &Tensor) -> Result<(), CliError> {
         let needs = memory::of_engines(&args.engines, args.processes, &model, &args.artefact, [1, c, f, h, w], 1);
         memory::check("the clip", "choose a smaller or shorter latent", &needs)?;
     }
-    Ok(())
+    Ok(model.sampler().branches() > 1)
 }
 
 /// Engines of this process. Returns the latent after every step.

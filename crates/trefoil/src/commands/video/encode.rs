@@ -1,6 +1,6 @@
 //! `trefoil video encode`: prompts to text states.
 
-use super::generate::cached;
+use super::cache::packed;
 use super::shared::{CoresArg, TensorArg, check_folder, kernels};
 use crate::context::{self, print, print_json};
 use crate::error::CliError;
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use trefoil_kernels::Kernels;
 use trefoil_report::format;
+use trefoil_video::Tensor;
 use trefoil_video::output::{NamedTensor, write_tensors};
 use trefoil_video::text::{TextEncoder, TextPath, TextStates, Tokenizer, pack_text};
 use trefoil_weights::checkpoint::{Checkpoint, SourceType};
@@ -178,18 +179,49 @@ impl TextSource<'_> {
         if self.path == TextPath::F32 {
             return Err(CliError::Usage(format!("{} is packed in int8; give --text-path int8", self.model.display())));
         }
-        let path = cached(encoder.path(), "text.trefoil", self.cache)?;
-        if !path.exists() {
-            pack_text(encoder.path(), &path, |_| {})?;
-        }
+        let path = packed(&[encoder.path().to_owned()], "text.trefoil", self.cache, |path| {
+            pack_text(encoder.path(), path, |_| {})?;
+            Ok(())
+        })?;
         Ok(TextEncoder::open(&path)?)
     }
 }
 
-/// Text states of the empty text, which stands for the other branch where nothing else is said.
-pub(super) fn read_empty(source: TextSource<'_>, kernels: &Kernels) -> Result<TextStates, CliError> {
-    let encoder = source.open()?;
-    Ok(encoder.encode(kernels, &[vec![encoder.config().eos_token_id]])?)
+/// Text states of the branch without the prompt, where the sampler has guidance: of `words`, or of the empty text where there are none.
+pub(super) fn read_negative(
+    source: TextSource<'_>,
+    words: Option<&str>,
+    has_guidance: bool,
+    kernels: &Kernels,
+    notes: &mut Vec<String>,
+) -> Result<Option<Tensor>, CliError> {
+    if !has_guidance {
+        notes.extend(words.map(|_| "the sampler has no guidance, so --negative changes nothing".to_owned()));
+        return Ok(None);
+    }
+    let states = match said(words) {
+        Some(words) => read_text(source, &[words.to_owned()], kernels, notes)?,
+        None => {
+            let encoder = source.open()?;
+            encoder.encode(kernels, &[vec![encoder.config().eos_token_id]])?
+        }
+    };
+    let values = states.prompt(0).to_vec();
+    Ok(Some(Tensor::new("negative text", &[1, states.text_len, states.width], values)?))
+}
+
+/// Refuses what the other branch cannot have, as [`check_text`] does for prompts.
+pub(super) fn check_negative(source: TextSource<'_>, words: Option<&str>) -> Result<(), CliError> {
+    match said(words) {
+        None => Ok(()),
+        Some(words) => check_text(source, &[words.to_owned()])
+            .map_err(|error| CliError::Usage(format!("--negative, as a prompt: {error}"))),
+    }
+}
+
+/// Words that say something.
+fn said(words: Option<&str>) -> Option<&str> {
+    words.map(str::trim).filter(|words| !words.is_empty())
 }
 
 /// Text states of `texts` from a pipeline folder.

@@ -37,6 +37,7 @@ fn open_unquantised(artefact: &Path, second: &SecondArgs, checkpoint: Option<&Pa
 
 fn join(first: Model, second: Option<Model>, args: &SecondArgs) -> Result<Model, CliError> {
     let (Some(second), Some(switch)) = (second, args.switch_timestep) else { return Ok(first) };
+    check_switch(args)?;
     let mut sampler = first.sampler().clone();
     let low_noise = first.record().experts.len();
     for (expert, is_low) in sampler.experts.iter_mut().zip(experts_by_threshold(&sampler.timesteps, switch)) {
@@ -45,6 +46,16 @@ fn join(first: Model, second: Option<Model>, args: &SecondArgs) -> Result<Model,
         }
     }
     Ok(first.joined(second, sampler)?)
+}
+
+/// Refuses what is no timestep.
+fn check_switch(args: &SecondArgs) -> Result<(), CliError> {
+    match args.switch_timestep {
+        Some(switch) if !switch.is_finite() => {
+            Err(CliError::Usage(format!("--switch-timestep {switch} is no timestep")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Engines ready to run, and what a reader of the result should know.
@@ -143,6 +154,7 @@ impl Models {
 /// The engines that a command names, refused before anything is made where they cannot run: cores that are not there, paths that an engine
 /// lacks, two that one process cannot have.
 pub fn engines_of(args: &EngineArgs, in_processes: bool) -> Result<Vec<EngineSpec>, CliError> {
+    check_switch(&args.second)?;
     let specs = args.engines.to_vec();
     let allowed = trefoil_units::allowed_cores();
     for spec in &specs {

@@ -1,6 +1,7 @@
 //! `trefoil video`: pack, describe, calibrate, denoise, measure and stream video diffusion transformers.
 
 mod bench;
+mod cache;
 pub mod decode;
 pub mod decoder;
 mod denoise;
@@ -12,6 +13,7 @@ mod orders;
 pub mod quality;
 mod rates;
 mod shared;
+mod size;
 pub mod stream;
 
 use crate::cli::{CalibrateArgs, VideoCommand, VideoInfoArgs, VideoPackArgs};

@@ -2,6 +2,7 @@
 
 use super::lanes::OpenLanes;
 use super::orders::{self, Order};
+use super::shared::decoder_of;
 use super::{blocks, keep_going, lanes, memory, samples_json};
 use crate::cli::RatesArgs;
 use crate::context::{print, print_json};
@@ -39,7 +40,7 @@ pub fn run(args: &RatesArgs) -> Result<(), CliError> {
     let options = RateOptions { samples: args.samples, warm_up: 2 };
     let rates = measure(&mut open.lanes, &clip, &noise, options, &|| keep_going(0, blocks(&model)))?;
     let count = blocks(&model);
-    let decoders = match &args.decoder {
+    let decoders = match &args.decoder.as_deref().map(decoder_of).transpose()? {
         Some(path) => (0..open.lanes.len())
             .map(|at| decoder(args, path, &mut open, at, (&clip, &noise, shape)))
             .collect::<Result<Vec<_>, _>>()?,

@@ -2,12 +2,14 @@
 
 use crate::context;
 use crate::error::CliError;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use trefoil_core::UnitAddress;
 use trefoil_kernels::Kernels;
 use trefoil_units::{allowed_cores, cores_text};
 use trefoil_video::EngineSpec;
+use trefoil_video::pack::{CheckpointNote, note_path};
 
 /// `FILE.safetensors:KEY`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,6 +81,32 @@ pub fn check_folder(model: &Path) -> Result<(), CliError> {
         Ok(_) => Ok(()),
         Err(source) => Err(CliError::File { action: "read", path: model.to_owned(), source }),
     }
+}
+
+/// What the files of artefacts begin with.
+const ARTEFACT: &[u8] = b"\x93TREFW\r\n";
+
+/// Where a decoder is: a pipeline folder, a VAE's folder or file as it was given; of a packed transformer, which holds none, the pipeline
+/// folder that it was packed from.
+pub fn decoder_of(given: &Path) -> Result<PathBuf, CliError> {
+    let mut head = [0u8; ARTEFACT.len()];
+    let is_artefact = trefoil_files::open_regular(given).is_ok_and(|mut file| file.read_exact(&mut head).is_ok());
+    if !is_artefact || head != ARTEFACT {
+        return Ok(given.to_owned());
+    }
+    let note = CheckpointNote::beside(given)?;
+    let has_decoder = |folder: &&Path| ["vae_decoder", "vae"].iter().any(|part| folder.join(part).is_dir());
+    let found = note.as_ref().and_then(|note| note.checkpoint.ancestors().take(3).find(has_decoder));
+    found.map(Path::to_owned).ok_or_else(|| {
+        let whence = match &note {
+            Some(note) => format!("none is beside {}, which it was packed from", note.checkpoint.display()),
+            None => format!("{} does not say what it was packed from", note_path(given).display()),
+        };
+        CliError::Usage(format!(
+            "{} is a packed model and holds no decoder, and {whence}; name the pipeline folder or its VAE",
+            given.display()
+        ))
+    })
 }
 
 /// A contact sheet is a PNG, and can be written.

@@ -199,7 +199,10 @@ impl Configuration {
         } else {
             let mut cut = |_: &_, blocks| if let Kind::Pipeline(cut) = self.kind { cut } else { blocks };
             match run_stream_reporting(&mut lanes, items, &mut cut, &mut { finish }, &watch) {
-                (report, None) => report,
+                (report, None) if report.failed.is_empty() => report,
+                (report, None) => {
+                    return Err(CliError::Failed(format!("a clip could not be made: {}", report.failed[0].reason)));
+                }
                 (_, Some(error)) => return Err(error.into()),
             }
         };

@@ -5,8 +5,8 @@ mod case;
 mod peer;
 mod report;
 
-use super::generate::SizeArg;
 use super::shared::{CoresArg, check_folder};
+use super::size::SizeArg;
 use crate::context::{ProgressLine, stop_flag};
 use crate::error::CliError;
 use case::Case;

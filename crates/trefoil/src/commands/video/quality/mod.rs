@@ -4,9 +4,10 @@
 
 mod report;
 
+use super::cache::artefact;
 use super::encode::{TextSource, read_text};
-use super::generate::{Size, artefact};
 use super::shared::{CoresArg, check_folder, kernels};
+use super::size::Size;
 use super::{bar, blocks, check_stopped, keep_going, lanes};
 use crate::cli::SecondArgs;
 use crate::error::CliError;
@@ -184,7 +185,7 @@ impl Maker {
             return Err(CliError::Usage("--deployed takes two paths, like w8a8,w8a16".to_owned()));
         };
         let decoder = VaeDecoder::open(folder)?;
-        let size = Size::of_folder(folder);
+        let size = Size::of_folder(folder)?;
         let [frames, rows, columns] = size.latent(decoder.config(), PATCH)?;
         let artefact = artefact(folder, None, args.cache.as_deref())?;
         let packed = Arc::new(lanes::open_model(&artefact, &SecondArgs { second: None, switch_timestep: None })?);

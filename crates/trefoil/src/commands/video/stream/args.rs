@@ -1,7 +1,7 @@
 //! Flags of `trefoil video stream`.
 
 use crate::cli::{CutArg, EngineArgs, LatentArg};
-use crate::commands::video::generate::SizeArg;
+use crate::commands::video::size::SizeArg;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use trefoil_video::text::TextPath;

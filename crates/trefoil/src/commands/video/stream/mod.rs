@@ -2,21 +2,21 @@
 
 mod args;
 mod files;
+mod prepare;
 mod progress;
 mod report;
 mod source;
 mod stage;
 
-use args::OrderArg;
 pub use args::StreamArgs;
 
 use super::keep_going;
-use super::lanes::{self, OpenLanes};
-use super::orders::{self, Order};
+use super::lanes::{self, Models, OpenLanes};
 use crate::cli::CutArg;
 use crate::context::{check_distinct, check_writable, print, print_json, shown, write_text};
 use crate::error::CliError;
 use files::{SHEET, outputs_of, scratch_outputs, sheet};
+use prepare::{Prepared, prepare};
 use progress::Progress;
 use report::{Configuration, Outcome};
 use serde_json::json;
@@ -24,19 +24,16 @@ use source::Source;
 use stage::Stage;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 use tempfile::TempDir;
 use trefoil_core::Origin;
 use trefoil_plan::stream::{Cut, VideoRates, cut_at, one_cut};
-use trefoil_report::{TraceMeta, chrome_trace};
+use trefoil_report::{TraceMeta, chrome_trace, format};
 use trefoil_video::job::{Finished, Job};
 use trefoil_video::output::ClipMetadata;
-use trefoil_video::rates::EngineRate;
 use trefoil_video::stream::{
-    Cost, Denoised, Division, LaneCosts, LastStageOn, LastStageRate, Observed, StreamItem, StreamReport, forecast,
-    measure_last_stage, run_data_parallel_with, run_stream_reporting,
+    Denoised, FailedClip, LastStageOn, Observed, StreamReport, run_data_parallel_with, run_stream_reporting,
 };
-use trefoil_video::{Clip, EngineSpec, Event, Lane, NumericPath, Tensor, VideoError};
+use trefoil_video::{EngineSpec, Event, Lane, NumericPath, VideoError};
 
 /// Runs the command.
 pub fn run(args: &StreamArgs) -> Result<(), CliError> {
@@ -82,15 +79,27 @@ pub fn run(args: &StreamArgs) -> Result<(), CliError> {
 
     let sink = job.as_mut().map_or(Sink::Nowhere, Sink::Job);
     let name = open.specs.iter().map(EngineSpec::to_string).collect::<Vec<_>>().join(",");
-    let run = Run { args, source: &source, cut: prepared.cut, planned: prepared.planned, paths: &open.paths };
+    let run = Run {
+        args,
+        source: &source,
+        models: &open.models,
+        cut: prepared.cut,
+        planned: prepared.planned,
+        block_ms: prepared.block_ms,
+        paths: &open.paths,
+    };
     let (report, mut stopped) = run.stream(&name, &mut open.lanes, &source.stage, sink);
+    let failed = report.failed.clone();
+    if let Some(job) = &mut job {
+        failed.iter().try_for_each(|clip| job.fail(clip.item, clip.reason.clone()))?;
+    }
     if let Some(path) = &args.trace {
         let meta = TraceMeta { title: format!("video stream on {name}"), ..TraceMeta::default() };
         write_text(path, &chrome_trace(None, Some(&report.timeline(origin(args))), &meta))?;
     }
     let processes = report::processes(&open, &source.artefact);
     let mut configurations = vec![Configuration::pipeline(name, report)];
-    if args.baselines && stopped.is_none() {
+    if args.baselines && stopped.is_none() && failed.is_empty() {
         stopped = run.baselines(&open, job.as_ref(), &mut configurations)?;
     }
     let sheet = match &job {
@@ -115,12 +124,23 @@ pub fn run(args: &StreamArgs) -> Result<(), CliError> {
     };
     outcome.tell()?;
     match stopped {
-        None => Ok(()),
+        None => told_of_failed(&failed, finished, source.clips.len()),
         Some(error) => Err(match finished {
             Some(done) => CliError::Stream { source: Box::new(error), done, all: source.clips.len() },
             None => error.into(),
         }),
     }
+}
+
+/// The error of a stream that made all clips but some.
+fn told_of_failed(failed: &[FailedClip], finished: Option<usize>, all: usize) -> Result<(), CliError> {
+    let Some(first) = failed.first() else { return Ok(()) };
+    let others = match failed.len() {
+        1 => String::new(),
+        count => format!(", and {} more", format::plural(count - 1, "clip")),
+    };
+    let finished = finished.map_or_else(String::new, |done| format!("; {done} of {all} clips are finished"));
+    Err(CliError::Failed(format!("clip {} could not be made: {}{others}{finished}", first.item + 1, first.reason)))
 }
 
 /// A job that is finished already; its contact sheet is made where it is missing.
@@ -140,130 +160,6 @@ fn nothing_to_do(args: &StreamArgs, source: &Source, job: Option<&Job>) -> Resul
     print(&format!("all {count} clips are there already\n"))
 }
 
-/// What is known before the stream begins.
-pub struct Prepared {
-    /// Tokens of a clip.
-    tokens: usize,
-    /// Block executions of a clip.
-    blocks: usize,
-    /// First execution of the second engine.
-    cut: usize,
-    /// Measured rates, where the cut comes from them.
-    rates: Option<Vec<EngineRate>>,
-    /// The last stage's.
-    last_stage: Option<LastStageRate>,
-    /// The host's work around the blocks of a branch, for each engine, in milliseconds.
-    host_ms: Vec<f64>,
-    /// A clip's conditions (text contexts, timesteps), in milliseconds.
-    conditions_ms: f64,
-    /// What all of it promises for the cut.
-    planned: Option<Cut>,
-    /// The mean time between ends of as many clips as are to be made, from the same.
-    forecast_ms: Option<f64>,
-    /// Both orders of the engines, where they were compared.
-    orders: Option<[Order; 2]>,
-}
-
-/// Measures what is asked for and chooses the cut (HeteroVDiff 4.3), and with `--order auto` the engine that ends a clip.
-fn prepare(
-    args: &StreamArgs,
-    source: &mut Source,
-    job: Option<&Job>,
-    open: &mut OpenLanes,
-    first: &StreamItem,
-) -> Result<Prepared, CliError> {
-    let model = open.lanes[0].model().clone();
-    let begun = Instant::now();
-    let clip = Clip::new(open.lanes[0].host_mut(), &model, &first.noise, &first.text, first.negative.as_ref())?;
-    let mut conditions_ms = begun.elapsed().as_secs_f64() * 1e3;
-    let blocks = clip.trajectory().blocks();
-    let is_measured = args.cut == CutArg::Auto && open.lanes.len() == 2;
-    let inputs = (&clip, &first.noise);
-    let mut last_stage = if is_measured {
-        Some(measured_stage(&source.stage, source.shape, job, (&mut open.lanes[0], inputs))?)
-    } else {
-        None
-    };
-    // The same at the end of the engine that comes first.
-    let mut other = match (args.order, is_measured) {
-        (OrderArg::Auto, true) => {
-            let stage = source.stage.on(&open.specs[0])?;
-            let rate = measured_stage(&stage, source.shape, job, (&mut open.lanes[1], inputs))?;
-            Some((stage, rate))
-        }
-        _ => None,
-    };
-    let last_ms = last_stage.as_ref().map_or(args.decoder_ms, LastStageRate::pipeline_ms);
-    let (mut cut, mut rates) = lanes::choose_cut(args.cut, &mut open.lanes, &clip, &first.noise, last_ms)?;
-    let mut host_ms = Vec::new();
-    for lane in &mut open.lanes {
-        host_ms.push(lane.time_host(&clip, &first.noise)?.as_secs_f64() * 1e3);
-    }
-    let (mut planned, mut orders) = (None, None);
-    if let Some([one, two]) = rates.as_deref() {
-        let (noise, text) = (&first.noise, &first.text);
-        conditions_ms = open.lanes[0].time_conditions(noise, text, first.negative.as_ref())?.as_secs_f64() * 1e3;
-        // What the host does around a branch's blocks belongs to each of them, and a clip's conditions to the first engine.
-        let around = |rate: &EngineRate, host: f64| rate.pipeline_ms() + host / clip.trajectory().layers as f64;
-        let block_ms = [around(one, host_ms[0]), around(two, host_ms[1])];
-        let conditions = conditions_ms / blocks as f64;
-        let rates = VideoRates { first: block_ms[0] + conditions, second: block_ms[1], decoder: last_ms };
-        let mut best = one_cut(rates, blocks as u32)?;
-        if let Some((_, rate)) = &other {
-            let names = [one.engine.clone(), two.engine.clone()];
-            let both = orders::both(names, block_ms, conditions, [rate.pipeline_ms(), last_ms], blocks)?;
-            best = both[orders::best(&both)].cut;
-            orders = Some(both);
-        }
-        cut = best.cut as usize;
-        planned = Some(best);
-    }
-    if let Some((stage, rate)) = other.take_if(|_| orders.as_ref().is_some_and(|both| orders::best(both) == 1)) {
-        source.stage = stage;
-        last_stage = Some(rate);
-        open.reverse();
-        host_ms.reverse();
-        if let Some(rates) = &mut rates {
-            rates.reverse();
-        }
-    }
-    // A decoder on the engine that was not chosen may have had its place.
-    drop(other);
-    source.stage.ready()?;
-    let forecast_ms = match (rates.as_deref(), &last_stage) {
-        (Some(rates), Some(last)) => {
-            let last = last.cost();
-            let costs: Vec<LaneCosts> = rates
-                .iter()
-                .zip(&host_ms)
-                .map(|(rate, &host_ms)| LaneCosts::of(rate, &clip, host_ms, Cost::always(conditions_ms), last))
-                .collect();
-            forecast(&costs, Division::Cut(cut), source.todo.len()).period_ms()
-        }
-        _ => None,
-    };
-    let tokens = clip.tokens();
-    Ok(Prepared { tokens, blocks, cut, rates, last_stage, host_ms, conditions_ms, planned, forecast_ms, orders })
-}
-
-/// The last stage at the end of one engine, alone and while the other one, `beside`, runs blocks.
-fn measured_stage(
-    stage: &Stage,
-    [_, _, frames, rows, columns]: [usize; 5],
-    job: Option<&Job>,
-    (beside, (clip, noise)): (&mut Lane, (&Clip, &Tensor)),
-) -> Result<LastStageRate, CliError> {
-    let folder = job.map_or_else(std::env::temp_dir, |job| job.folder().to_owned());
-    let check = || keep_going(0, clip.trajectory().blocks());
-    let mut timed = || {
-        let ms = stage.time([frames, rows, columns], &folder, &check)?;
-        let begun = Instant::now();
-        job.map_or(Ok(()), Job::write)?;
-        Ok(ms + begun.elapsed().as_secs_f64() * 1e3)
-    };
-    Ok(measure_last_stage(&mut timed, Some((beside, clip, noise)), &check)?)
-}
-
 /// Where finished clips go.
 enum Sink<'a> {
     /// Into the job's folder.
@@ -278,8 +174,11 @@ enum Sink<'a> {
 struct Run<'a> {
     args: &'a StreamArgs,
     source: &'a Source,
+    models: &'a Models,
     cut: usize,
     planned: Option<Cut>,
+    /// Milliseconds of a block on either engine, for one that was not observed yet.
+    block_ms: Option<[f64; 2]>,
     paths: &'a [NumericPath],
 }
 
@@ -317,6 +216,7 @@ impl Run<'_> {
                 Sink::Scratch(folder) => Some(scratch_outputs(folder.path(), source, done.number, metadata.clone())),
                 Sink::Nowhere => None,
             };
+            self.models.packed().check_unchanged()?;
             let report = stage.run(done, outputs.as_ref())?;
             if let Sink::Job(job) = &mut sink {
                 job.finish(
@@ -342,12 +242,9 @@ impl Run<'_> {
                 None
             }
         });
-        let mut choose = |observed: &Observed, blocks: usize| match (args.online, observed) {
-            (true, Observed { first_ms: Some(first), second_ms: Some(second), last_stage_ms: Some(decoder) }) => {
-                let rates = VideoRates { first: *first, second: *second, decoder: *decoder };
-                one_cut(rates, blocks as u32).map_or(cut, |best| best.cut as usize)
-            }
-            _ => cut,
+        let mut choose = |observed: &Observed, blocks: usize| {
+            let better = args.online.then(|| online_cut(observed, self.block_ms, blocks)).flatten();
+            better.unwrap_or(cut)
         };
         let (report, stopped) = run_stream_reporting(lanes, items, &mut choose, &mut finish, &watch);
         (report, stopped.or(bad))
@@ -470,6 +367,15 @@ fn origin(args: &StreamArgs) -> Origin {
     }
 }
 
+/// The best cut by what was observed. An engine that has had no block yet is taken at the rate that was measured before the stream:
+/// otherwise a first cut at either end would be the cut of all clips.
+fn online_cut(observed: &Observed, measured: Option<[f64; 2]>, blocks: usize) -> Option<usize> {
+    let first = observed.first_ms.or(measured.map(|rates| rates[0]))?;
+    let second = observed.second_ms.or(measured.map(|rates| rates[1]))?;
+    let rates = VideoRates { first, second, decoder: observed.last_stage_ms? };
+    Some(one_cut(rates, blocks as u32).ok()?.cut as usize)
+}
+
 /// Equation 4 with rates that were observed, at the cut that ran.
 fn period_of(observed: &Observed, blocks: usize, cut: usize) -> Option<f64> {
     let decoder = observed.last_stage_ms?;
@@ -477,4 +383,19 @@ fn period_of(observed: &Observed, blocks: usize, cut: usize) -> Option<f64> {
     let first = if cut > 0 { observed.first_ms? } else { 0.0 };
     let second = if cut < blocks { observed.second_ms? } else { 0.0 };
     Some(cut_at(VideoRates { first, second, decoder }, blocks as u32, cut as u32).ok()?.period)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_without_blocks_is_cut_for_at_its_measured_rate() {
+        let all_on_second = Observed { first_ms: None, second_ms: Some(2.0), last_stage_ms: Some(0.0) };
+        assert_eq!(online_cut(&all_on_second, Some([2.0, 9.0]), 12), Some(6), "what was observed counts");
+        assert_eq!(online_cut(&all_on_second, None, 12), None);
+        let all_on_first = Observed { first_ms: Some(2.0), second_ms: None, last_stage_ms: Some(0.0) };
+        assert_eq!(online_cut(&all_on_first, Some([9.0, 4.0]), 12), Some(8));
+        assert_eq!(online_cut(&Observed::default(), Some([1.0, 1.0]), 12), None, "no clip has ended yet");
+    }
 }

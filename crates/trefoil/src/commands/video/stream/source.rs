@@ -3,23 +3,24 @@
 use super::args::{StreamArgs, StreamFormat};
 use super::stage::{Decoding, Stage};
 use crate::cli::LatentArg;
-use crate::commands::video::encode::{TextSource, check_text, read_empty, read_prompts, read_text};
-use crate::commands::video::generate::{Size, artefact};
+use crate::commands::video::cache::artefact;
+use crate::commands::video::encode::{TextSource, check_negative, check_text, read_negative, read_prompts, read_text};
 use crate::commands::video::lanes::{check_cut, resolve_paths};
 use crate::commands::video::memory;
-use crate::commands::video::shared::{check_folder, kernels};
+use crate::commands::video::shared::{check_folder, decoder_of, kernels};
+use crate::commands::video::size::{Size, check_tokens};
 use crate::error::CliError;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use trefoil_video::config::PATCH;
-use trefoil_video::job::{Job, JobClip, JobState, clip_stem};
+use trefoil_video::job::{Job, JobClip, JobState, clip_stem, identity_of_files, identity_of_tensor};
 use trefoil_video::noise::torch_normals;
 use trefoil_video::stream::StreamItem;
 use trefoil_video::tensors::tensor_names;
 use trefoil_video::vae::{VaeConfig, VaeDecoder};
-use trefoil_video::{EngineSpec, Model, NumericPath, Tensor, TensorPath, VideoError};
+use trefoil_video::{Clip, EngineSpec, Model, NumericPath, Tensor, TensorPath, VideoError};
 
 /// Most clips of one stream.
 const MAX_CLIPS: usize = 100_000;
@@ -120,7 +121,7 @@ pub fn from_prompts(args: &StreamArgs, file: &Path, last: &EngineSpec) -> Result
     if format != StreamFormat::Latents && args.decoder_ms > 0.0 {
         return Err(CliError::Usage("--decoder-ms stands in for a decoder; it goes with --format latents".to_owned()));
     }
-    let size = Size::of(&args.model, args.size, args.frames, args.fps);
+    let size = Size::of(&args.model, args.size, args.frames, args.fps)?;
     let (stage, vae) = match format {
         StreamFormat::Latents => {
             let vae = VaeDecoder::open(&args.model).map_or_else(|_| VaeConfig::default(), |vae| vae.config().clone());
@@ -135,6 +136,7 @@ pub fn from_prompts(args: &StreamArgs, file: &Path, last: &EngineSpec) -> Result
     let [frames, rows, columns] = size.latent(&vae, PATCH)?;
     let mut needs = stage.needs([frames, rows, columns])?;
     memory::check("the stream", LESS, &needs)?;
+    check_tokens([frames, rows, columns], LESS)?;
     let artefact = artefact(&args.model, args.artefact.as_deref(), args.cache.as_deref())?;
     let model = Model::open(&artefact)?;
     check_cut(args.cut, &model)?;
@@ -146,14 +148,15 @@ pub fn from_prompts(args: &StreamArgs, file: &Path, last: &EngineSpec) -> Result
     let settings = BTreeMap::from([
         ("model", json!(model.artefact().map(trefoil_weights::Artefact::fingerprint_hex))),
         ("second_model", second(args)?),
-        ("text_encoder", json!(identity(&args.model.join("text_encoder")))),
+        ("text_encoder", json!(identity_of_files(&args.model.join("text_encoder")))),
         ("text_path", json!(args.text_path)),
-        ("tokenizer", json!(identity(&args.model.join("tokenizer")))),
+        ("tokenizer", json!(identity_of_files(&args.model.join("tokenizer")))),
         ("decoder", if format == StreamFormat::Latents { Value::Null } else { json!(vae_identity(&args.model)) }),
         ("frames", json!(size.frames)),
         ("width", json!(size.width)),
         ("height", json!(size.height)),
-        ("fps", json!(size.fps)),
+        // Latents have none.
+        ("fps", if format == StreamFormat::Latents { Value::Null } else { json!(size.fps) }),
         ("format", json!(format.as_str())),
         ("decoder_path", if format == StreamFormat::Latents { Value::Null } else { json!(args.vae_path) }),
         ("path", json!(paths(args)?)),
@@ -167,13 +170,11 @@ pub fn from_prompts(args: &StreamArgs, file: &Path, last: &EngineSpec) -> Result
             seed: seed.wrapping_add(number as u32),
         })
         .collect();
-    let named = clips.iter().enumerate().map(|(index, clip)| JobClip {
-        file: format.file(&clip_stem(index + 1, &clip.prompt)),
-        prompt: clip.prompt.clone(),
-        seed: clip.seed,
-        done: None,
+    let named = clips.iter().enumerate().map(|(index, clip)| {
+        JobClip::new(format.file(&clip_stem(index + 1, &clip.prompt)), clip.prompt.clone(), clip.seed)
     });
     check_text(TextSource::plain(&args.model), &prompts)?;
+    check_negative(TextSource::plain(&args.model), args.negative.as_deref())?;
     let job = Job::open(folder, JobState::new(owned(settings), named.collect()), false)?;
     let todo: Vec<usize> = (0..count).filter(|&number| !job.is_done(number)).collect();
     let mut source = Source {
@@ -187,7 +188,7 @@ pub fn from_prompts(args: &StreamArgs, file: &Path, last: &EngineSpec) -> Result
         job: Some(job),
         stage,
         text_seconds: None,
-        notes: Vec::new(),
+        notes: rate_note(args, format),
         clips,
     };
     if !source.todo.is_empty() {
@@ -223,16 +224,7 @@ fn encode(args: &StreamArgs, prompts: &[String], has_guidance: bool, source: &mu
             source.texts.insert(index, rows);
         }
     }
-    if has_guidance {
-        let states = match args.negative.as_deref().map(str::trim).filter(|words| !words.is_empty()) {
-            Some(words) => read_text(from, &[words.to_owned()], &kernels, &mut source.notes)?,
-            None => read_empty(from, &kernels)?,
-        };
-        let values = states.prompt(0).to_vec();
-        source.negative = Some(Tensor::new("negative text", &[1, states.text_len, states.width], values)?);
-    } else if args.negative.is_some() {
-        source.notes.push("the sampler has no guidance, so --negative changes nothing".to_owned());
-    }
+    source.negative = read_negative(from, args.negative.as_deref(), has_guidance, &kernels, &mut source.notes)?;
     Ok(())
 }
 
@@ -249,8 +241,14 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
         )));
     }
     let shape = [1, model.config().channels, frames, rows, columns];
+    named.iter().try_for_each(|(_, text)| Clip::check_text(&model, text))?;
+    let mut notes = Vec::new();
     let negative = match (model.sampler().branches(), &args.negative) {
-        (1, _) => None,
+        (1, None) => None,
+        (1, Some(_)) => {
+            notes.push("the sampler has no guidance, so --negative changes nothing".to_owned());
+            None
+        }
         (_, Some(path)) => Some(path.parse::<TensorPath>().map_err(CliError::Usage)?.read()?),
         (_, None) => {
             return Err(CliError::Usage(format!(
@@ -259,8 +257,11 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
             )));
         }
     };
+    negative.iter().try_for_each(|negative| Clip::check_text(&model, negative))?;
     let format = args.format.unwrap_or(if args.decoder.is_some() { StreamFormat::Mp4 } else { StreamFormat::Latents });
-    let stage = match (&args.decoder, format) {
+    notes.extend(rate_note(args, format));
+    let decoder = args.decoder.as_deref().map(decoder_of).transpose()?;
+    let stage = match (&decoder, format) {
         (None, StreamFormat::Latents) => Stage::Latents { wait_ms: args.decoder_ms },
         (None, format) => {
             return Err(CliError::Usage(format!(
@@ -283,6 +284,7 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
     let mut needs = stage.needs([frames, rows, columns])?;
     needs.extend(memory::of_engines(&args.engines, args.processes, &model, &args.model, shape, memory::IN_FLIGHT));
     memory::check("the stream", LESS, &needs)?;
+    check_tokens([frames, rows, columns], LESS)?;
     let seed = args.seed.unwrap_or(40);
     let clips: Vec<ClipPlan> = (0..count)
         .map(|number| ClipPlan {
@@ -294,10 +296,11 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
         ("model", json!(model.artefact().map(trefoil_weights::Artefact::fingerprint_hex))),
         ("second_model", second(args)?),
         ("latent", json!([frames, rows, columns])),
+        ("negative_text", json!(negative.as_ref().map(identity_of_tensor))),
         ("format", json!(format.as_str())),
         ("path", json!(paths(args)?)),
     ]);
-    if let (Some(path), Stage::Decode(decoding)) = (&args.decoder, &stage) {
+    if let (Some(path), Stage::Decode(decoding)) = (&decoder, &stage) {
         settings.insert("decoder", json!(vae_identity(path)));
         settings.insert("decoder_path", json!(args.vae_path));
         settings.insert("fps", json!(decoding.size.fps));
@@ -305,11 +308,10 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
     drop(model);
     let job = match &args.output {
         Some(folder) => {
-            let clips = clips.iter().enumerate().map(|(index, clip)| JobClip {
-                file: format.file(&format!("clip-{index:04}")),
-                prompt: clip.prompt.clone(),
-                seed: clip.seed,
-                done: None,
+            let identities: Vec<String> = named.iter().map(|(_, text)| identity_of_tensor(text)).collect();
+            let clips = clips.iter().enumerate().map(|(index, clip)| {
+                JobClip::new(format.file(&format!("clip-{index:04}")), clip.prompt.clone(), clip.seed)
+                    .with_text(identities[index % identities.len()].clone())
             });
             Some(Job::open(folder, JobState::new(owned(settings), clips.collect()), true)?)
         }
@@ -334,8 +336,14 @@ pub fn from_texts(args: &StreamArgs, text: &str, last: &EngineSpec) -> Result<So
         job,
         stage,
         text_seconds: None,
-        notes: Vec::new(),
+        notes,
     })
+}
+
+/// That latents have no rate, where one was given.
+fn rate_note(args: &StreamArgs, format: StreamFormat) -> Vec<String> {
+    let is_vain = format == StreamFormat::Latents && args.fps.is_some();
+    is_vain.then(|| "latents are no frames, so --fps changes nothing".to_owned()).into_iter().collect()
 }
 
 fn owned(settings: BTreeMap<&str, Value>) -> BTreeMap<String, Value> {
@@ -376,54 +384,5 @@ fn read_states(text: &str) -> Result<Vec<(String, Tensor)>, CliError> {
 
 fn vae_identity(model: &Path) -> Option<String> {
     let inside = ["vae_decoder", "vae"].into_iter().map(|name| model.join(name)).find(|folder| folder.is_dir());
-    identity(&inside.unwrap_or_else(|| model.to_owned()))
-}
-
-/// A number for the files of a model: names, lengths and a sample of their bytes. It stays the same when a folder is copied.
-fn identity(path: &Path) -> Option<String> {
-    let mut files: Vec<PathBuf> = if path.is_dir() {
-        std::fs::read_dir(path).ok()?.flatten().map(|entry| entry.path()).filter(|file| file.is_file()).collect()
-    } else {
-        vec![path.to_owned()]
-    };
-    files.sort();
-    let mut digest = Fnv::default();
-    for file in &files {
-        digest.add(file.file_name()?.as_encoded_bytes());
-        digest.add(&std::fs::metadata(file).ok()?.len().to_le_bytes());
-        digest.sample(file)?;
-    }
-    Some(format!("{:016x}", digest.0))
-}
-
-/// FNV-1a: enough to notice that files are others, no protection against somebody who wants them to look alike.
-struct Fnv(u64);
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
-    fn add(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        }
-    }
-
-    /// Sixty-four pieces of a file, evenly.
-    fn sample(&mut self, file: &Path) -> Option<()> {
-        use std::os::unix::fs::FileExt as _;
-        const PIECES: u64 = 64;
-        let file_len = std::fs::metadata(file).ok()?.len();
-        let file = std::fs::File::open(file).ok()?;
-        let mut piece = vec![0u8; 4096];
-        for number in 0..PIECES {
-            let at = file_len.saturating_sub(piece.len() as u64) / (PIECES - 1) * number;
-            let have = file.read_at(&mut piece, at).ok()?;
-            self.add(&piece[..have]);
-        }
-        Some(())
-    }
+    identity_of_files(&inside.unwrap_or_else(|| model.to_owned()))
 }

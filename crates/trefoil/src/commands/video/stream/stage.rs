@@ -1,9 +1,9 @@
 //! The last stage of a stream: decoding a clip and writing it, or writing its latent.
 
 use super::args::StreamFormat;
-use crate::commands::video::generate::Size;
 use crate::commands::video::lanes::share_a_driver;
 use crate::commands::video::memory::Need;
+use crate::commands::video::size::Size;
 use crate::context::stop_flag;
 use crate::error::CliError;
 use std::path::{Path, PathBuf};

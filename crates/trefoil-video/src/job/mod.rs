@@ -4,21 +4,21 @@
 //! where it was. The folder belongs to the job: another process is kept out while one works, and what a killed one left unfinished
 //! is removed.
 
-use crate::output::TEMPORARY;
+mod identity;
+mod state;
+
+pub use identity::{identity_of_files, identity_of_tensor};
+pub use state::{Finished, JobClip, JobState, clip_stem};
+
+use crate::output::{ClipWriter, TEMPORARY};
 use crate::tensors::write_atomically;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use std::collections::BTreeMap;
+use state::VERSION;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Name of the file.
 pub const JOB_FILE: &str = "job.json";
-/// Version of its contents.
-const VERSION: u32 = 1;
-/// Longest part of a prompt in a file name, in characters.
-const SLUG_CHARACTERS: usize = 40;
 
 /// What can be wrong with a job's folder.
 #[derive(Debug, thiserror::Error)]
@@ -65,84 +65,6 @@ impl JobError {
     }
 }
 
-/// How a clip was made.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Finished {
-    /// Size of its file or folder.
-    pub bytes: u64,
-    /// Frames; absent for latents.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub frames: Option<usize>,
-    /// Plan that ran, in one line.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plan: Option<String>,
-    /// Numeric path.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub numeric_path: Option<String>,
-    /// What is wrong with its frames.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub warning: Option<String>,
-    /// Version of the program.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trefoil: Option<String>,
-}
-
-/// A clip of a job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct JobClip {
-    /// Name of its file or folder.
-    pub file: String,
-    /// Prompt, or the name of its text states.
-    pub prompt: String,
-    /// Seed of its noise.
-    pub seed: u32,
-    /// Present once it is finished.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub done: Option<Finished>,
-}
-
-/// What the file says.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct JobState {
-    version: u32,
-    /// Version of the program that began the job.
-    trefoil: String,
-    /// Everything besides prompts and seeds that the clips depend on.
-    pub settings: BTreeMap<String, Value>,
-    /// Clips in order.
-    pub clips: Vec<JobClip>,
-}
-
-impl JobState {
-    /// A job with nothing done.
-    pub fn new(settings: BTreeMap<String, Value>, clips: Vec<JobClip>) -> JobState {
-        JobState { version: VERSION, trefoil: env!("CARGO_PKG_VERSION").to_string(), settings, clips }
-    }
-
-    /// The first thing in which `wanted` differs from this job; clips may be fewer or more with `may_grow`.
-    fn difference(&self, wanted: &JobState, may_grow: bool) -> Option<String> {
-        let nothing = Value::Null;
-        let keys: std::collections::BTreeSet<&String> = self.settings.keys().chain(wanted.settings.keys()).collect();
-        for key in keys {
-            let (was, is) = (self.settings.get(key).unwrap_or(&nothing), wanted.settings.get(key).unwrap_or(&nothing));
-            if was != is {
-                return Some(format!("its {} is {was}, this one's is {is}", key.replace('_', " ")));
-            }
-        }
-        for (number, (was, is)) in self.clips.iter().zip(&wanted.clips).enumerate() {
-            let number = number + 1;
-            if was.prompt != is.prompt {
-                return Some(format!("its prompt {number} is {:?}, this one's is {:?}", was.prompt, is.prompt));
-            }
-            if was.seed != is.seed {
-                return Some(format!("its clip {number} has seed {}, this one's has {}", was.seed, is.seed));
-            }
-        }
-        let (was, is) = (self.clips.len(), wanted.clips.len());
-        (was != is && !may_grow).then(|| format!("it has {was} prompts, this one has {is}"))
-    }
-}
-
 /// A job in its folder, which is this process's until it is dropped.
 #[derive(Debug)]
 pub struct Job {
@@ -167,6 +89,8 @@ impl Job {
             return Err(JobError::Busy { folder: folder.to_path_buf() });
         }
         let file = folder.join(JOB_FILE);
+        // Clips that an earlier run of this very job may have made: only their files can be its work.
+        let mut known = 0;
         let state = match std::fs::read(&file) {
             Ok(text) => {
                 let unreadable = |reason: String| JobError::Foreign {
@@ -175,11 +99,15 @@ impl Job {
                 };
                 let mut found: JobState = serde_json::from_slice(&text)
                     .map_err(|error| unreadable(format!("no job of this program can be read from it ({error})")))?;
-                if found.version != VERSION {
-                    return Err(unreadable(format!("it has version {}, this program writes {VERSION}", found.version)));
+                if found.version() != VERSION {
+                    return Err(unreadable(format!(
+                        "it has version {}, this program writes {VERSION}",
+                        found.version()
+                    )));
                 }
                 match found.difference(&wanted, may_grow) {
                     None => {
+                        known = found.clips.len();
                         found.clips.extend(wanted.clips.into_iter().skip(found.clips.len()));
                         found
                     }
@@ -199,8 +127,9 @@ impl Job {
             Err(source) => return Err(JobError::io("read", &file)(source)),
         };
         let mut job = Job { folder: folder.to_path_buf(), state, _lock: lock };
+        job.check_strangers(known)?;
         job.tidy()?;
-        job.look();
+        job.look()?;
         job.write()?;
         Ok(job)
     }
@@ -247,8 +176,18 @@ impl Job {
     /// A file that cannot be written.
     pub fn finish(&mut self, index: usize, finished: Finished) -> Result<(), JobError> {
         let bytes = size_of_path(&self.path(index)).unwrap_or(0);
-        self.state.clips[index].done =
-            Some(Finished { bytes, trefoil: Some(env!("CARGO_PKG_VERSION").to_string()), ..finished });
+        let clip = &mut self.state.clips[index];
+        clip.done = Some(Finished { bytes, trefoil: Some(env!("CARGO_PKG_VERSION").to_string()), ..finished });
+        clip.failed = None;
+        self.write()
+    }
+
+    /// Writes down why clip `index` could not be made.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn fail(&mut self, index: usize, reason: String) -> Result<(), JobError> {
+        self.state.clips[index].failed = Some(reason);
         self.write()
     }
 
@@ -267,18 +206,41 @@ impl Job {
         Ok(())
     }
 
+    /// Refuses a folder where something lies in the place of a clip that no run of this job can have made: clips from `known` on.
+    fn check_strangers(&self, known: usize) -> Result<(), JobError> {
+        let mut places = (known..self.state.clips.len()).map(|index| self.path(index));
+        match places.find(|path| path.symlink_metadata().is_ok()) {
+            None => Ok(()),
+            Some(path) => {
+                let reason = format!(
+                    "{} does not say that it is a clip of this job; move it away, or name another folder",
+                    self.folder.join(JOB_FILE).display()
+                );
+                Err(JobError::Foreign { path, reason })
+            }
+        }
+    }
+
     /// Compares what is written down with what is there: files appear whole, so one that is there is finished, and one that is gone
-    /// or has another size is to be made again.
-    fn look(&mut self) {
+    /// or has another size is to be made again. Damaged ones go before that is written down: otherwise the next run would find
+    /// them without a mark and take them for finished.
+    fn look(&mut self) -> Result<(), JobError> {
         for index in 0..self.state.clips.len() {
-            let there = size_of_path(&self.path(index));
+            let path = self.path(index);
             let clip = &mut self.state.clips[index];
+            let is_folder = clip.is_folder();
+            let there = std::fs::metadata(&path).ok().filter(|about| about.is_dir() == is_folder);
+            let there = there.and_then(|_| size_of_path(&path));
             clip.done = match (clip.done.take(), there) {
                 (Some(done), Some(bytes)) if done.bytes == bytes => Some(done),
                 (None, Some(bytes)) => Some(Finished { bytes, ..Finished::default() }),
                 _ => None,
             };
+            if clip.done.is_none() {
+                clear(&path)?;
+            }
         }
+        Ok(())
     }
 
     /// Writes the file anew, as after each clip.
@@ -297,6 +259,24 @@ impl Job {
     }
 }
 
+/// Removes what is left of a clip: a file, or a folder that holds nothing but a clip's pictures. Anything else is somebody's.
+fn clear(path: &Path) -> Result<(), JobError> {
+    let Ok(about) = path.symlink_metadata() else { return Ok(()) };
+    if !about.is_dir() {
+        return std::fs::remove_file(path).map_err(JobError::io("remove", path));
+    }
+    for entry in std::fs::read_dir(path).map_err(JobError::io("list", path))?.flatten() {
+        if !ClipWriter::is_part(&entry.file_name()) {
+            let reason = format!(
+                "a clip should be here, and {} is none of its pictures; move the folder away",
+                Path::new(&entry.file_name()).display()
+            );
+            return Err(JobError::Foreign { path: path.to_path_buf(), reason });
+        }
+    }
+    std::fs::remove_dir_all(path).map_err(JobError::io("remove", path))
+}
+
 fn is_temporary(name: &std::ffi::OsStr) -> bool {
     name.to_string_lossy().starts_with(TEMPORARY)
 }
@@ -312,55 +292,22 @@ fn size_of_path(path: &Path) -> Option<u64> {
     (!sizes.is_empty()).then(|| sizes.iter().sum())
 }
 
-/// `0007-a-red-circle-moves-left`: a clip's number, from 1, and the beginning of its prompt, in letters and digits of any script.
-pub fn clip_stem(number: usize, prompt: &str) -> String {
-    let mut slug = String::new();
-    for character in prompt.chars().flat_map(char::to_lowercase) {
-        if character.is_alphanumeric() {
-            slug.push(character);
-        } else if !slug.is_empty() && !slug.ends_with('-') {
-            slug.push('-');
-        }
-    }
-    let mut short: String = slug.chars().take(SLUG_CHARACTERS).collect();
-    // A word that was cut goes, where others are left.
-    if slug.len() > short.len()
-        && !slug[short.len()..].starts_with('-')
-        && let Some(end) = short.rfind('-')
-    {
-        short.truncate(end);
-    }
-    format!("{number:04}-{}", short.trim_end_matches('-')).trim_end_matches('-').to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::collections::BTreeMap;
 
     fn state(prompts: &[&str]) -> JobState {
-        let clips = prompts.iter().enumerate().map(|(index, prompt)| JobClip {
-            file: format!("{}.gif", clip_stem(index + 1, prompt)),
-            prompt: (*prompt).to_string(),
-            seed: 5 + index as u32,
-            done: None,
+        let clips = prompts.iter().enumerate().map(|(index, prompt)| {
+            let file = format!("{}.gif", clip_stem(index + 1, prompt));
+            JobClip::new(file, (*prompt).to_string(), 5 + index as u32)
         });
         JobState::new(BTreeMap::from([("frames".to_string(), json!(17))]), clips.collect())
     }
 
     fn finished() -> Finished {
         Finished { frames: Some(17), ..Finished::default() }
-    }
-
-    #[test]
-    fn stems_are_short_and_safe() {
-        assert_eq!(clip_stem(7, "A red circle, moves LEFT!"), "0007-a-red-circle-moves-left");
-        assert_eq!(clip_stem(12, "../../etc/passwd"), "0012-etc-passwd");
-        assert_eq!(clip_stem(1, "Ein Hund läuft; 犬"), "0001-ein-hund-läuft-犬");
-        assert_eq!(clip_stem(1, "!?"), "0001");
-        assert_eq!(clip_stem(1, &"word ".repeat(30)), "0001-word-word-word-word-word-word-word-word");
-        assert_eq!(clip_stem(1, &"x".repeat(90)), format!("0001-{}", "x".repeat(40)));
-        assert_eq!(clip_stem(1, "two wwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwww"), "0001-two");
     }
 
     #[test]
@@ -383,8 +330,7 @@ mod tests {
         std::fs::write(job.path(0), b"clipped").unwrap();
         drop(job);
         let job = Job::open(&folder, state(&["a b", "c"]), false).unwrap();
-        assert!(!job.is_done(0) && !job.is_done(1));
-        std::fs::remove_file(job.path(0)).unwrap();
+        assert!(!job.is_done(0) && !job.is_done(1) && !job.path(0).exists());
         drop(job);
         // Nothing is made, so nothing is lost.
         drop(Job::open(&folder, state(&["other"]), false).unwrap());
@@ -407,6 +353,65 @@ mod tests {
         other.clips[0].seed = 1;
         assert!(differs(other).contains("its clip 1 has seed 5, this one's has 1"));
         assert_eq!(Job::open(&folder, state(&["a b", "c", "e"]), true).unwrap().state().clips.len(), 3);
+    }
+
+    #[test]
+    fn a_damaged_clip_stays_damaged_until_it_is_made_again() {
+        let space = tempfile::tempdir().unwrap();
+        let mut pictures = state(&["a"]);
+        pictures.clips[0].file = "0001-a".to_string();
+        for (name, wanted) in [("file", state(&["a"])), ("pictures", pictures)] {
+            let folder = space.path().join(name);
+            let open = || Job::open(&folder, wanted.clone(), false);
+            let mut job = open().unwrap();
+            let clip = job.path(0);
+            if name == "file" {
+                std::fs::write(&clip, b"clip").unwrap();
+            } else {
+                std::fs::create_dir(&clip).unwrap();
+                std::fs::write(clip.join("frame_00001.png"), b"1").unwrap();
+                std::fs::write(clip.join("frame_00002.png"), b"2").unwrap();
+            }
+            job.finish(0, finished()).unwrap();
+            drop(job);
+            let damaged = if name == "file" { clip.clone() } else { clip.join("frame_00002.png") };
+            std::fs::write(damaged, b"").unwrap();
+            // The first run sees the damage and makes nothing; neither does the next take it for finished.
+            for _ in 0..3 {
+                assert!(!open().unwrap().is_done(0) && !clip.exists(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_in_the_place_of_a_clip_and_is_none_is_told() {
+        let space = tempfile::tempdir().unwrap();
+        let folder = space.path().join("job");
+        let open = |prompts: &[&str]| Job::open(&folder, state(prompts), true);
+        let mut job = open(&["a"]).unwrap();
+        let clip = job.path(0);
+        std::fs::write(&clip, b"clip").unwrap();
+        job.finish(0, finished()).unwrap();
+        drop(job);
+        // An empty folder is nothing; one with something in it is somebody's.
+        std::fs::remove_file(&clip).unwrap();
+        std::fs::create_dir(&clip).unwrap();
+        assert!(!open(&["a"]).unwrap().is_done(0) && !clip.exists());
+        std::fs::create_dir(&clip).unwrap();
+        std::fs::write(clip.join("letter.txt"), b"dear").unwrap();
+        let error = open(&["a"]).unwrap_err().to_string();
+        assert!(error.contains("letter.txt is none of its pictures; move the folder away"), "{error}");
+        std::fs::remove_dir_all(&clip).unwrap();
+        // A file in the place of a clip that the job did not have.
+        let other = folder.join("0002-b.gif");
+        std::fs::write(&other, b"mine").unwrap();
+        for prompts in [&["a", "b"][..], &["c", "b"]] {
+            let error = open(prompts).unwrap_err().to_string();
+            assert!(error.contains("0002-b.gif: ") && error.contains("move it away"), "{error}");
+            assert_eq!(std::fs::read(&other).unwrap(), b"mine");
+        }
+        let error = Job::open(&folder, state(&["c", "b"]), false).unwrap_err().to_string();
+        assert!(error.contains("move it away"), "{error}");
     }
 
     #[test]
