@@ -25,8 +25,8 @@ fn pictures(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let mut all: Vec<(String, Vec<u8>)> = fs::read_dir(folder)
         .unwrap()
         .flatten()
+        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "png"))
         .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
-        .filter(|(name, _)| name.ends_with(".png"))
         .collect();
     all.sort();
     assert_eq!(all.len(), 5);
