@@ -199,12 +199,11 @@ pub(super) fn read_negative(
         notes.extend(words.map(|_| "the sampler has no guidance, so --negative changes nothing".to_owned()));
         return Ok(None);
     }
-    let states = match said(words) {
-        Some(words) => read_text(source, &[words.to_owned()], kernels, notes)?,
-        None => {
-            let encoder = source.open()?;
-            encoder.encode(kernels, &[vec![encoder.config().eos_token_id]])?
-        }
+    let states = if let Some(words) = said(words) {
+        read_text(source, &[words.to_owned()], kernels, notes)?
+    } else {
+        let encoder = source.open()?;
+        encoder.encode(kernels, &[vec![encoder.config().eos_token_id]])?
     };
     let values = states.prompt(0).to_vec();
     Ok(Some(Tensor::new("negative text", &[1, states.text_len, states.width], values)?))
