@@ -59,7 +59,7 @@ fn process_runs_many_queues() {
                 let device = &device;
                 scope.spawn(move || {
                     let kernels = Kernels::best(device, Some(&devices::cache())).unwrap();
-                    let terms = kernels.copied(&[1.5f32; 9000]).unwrap();
+                    let terms = kernels.copied(&[1.5f32; 3 * 1000 + 3]).unwrap();
                     // Each wider than those before it in all threads, so that none fits what was compiled before.
                     for length in (1..1000).map(|round| 3 * round + thread) {
                         let term = terms.slice("the terms", 0, length).unwrap();

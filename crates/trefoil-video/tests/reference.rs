@@ -42,7 +42,7 @@ fn a_checkpoint_that_differs_anywhere_is_not_the_artefacts() {
 }
 
 /// A base model and a LoRA file of one matrix, changed.
-fn with_lora(change: &dyn Fn(&mut Vec<(String, Tensor)>)) -> (tempfile::TempDir, PathBuf) {
+fn with_lora(change: impl Fn(&mut Vec<(String, Tensor)>)) -> (tempfile::TempDir, PathBuf) {
     let folder = folder_of(&random_tensors(&small_config(), 0, 32));
     let mut random = Random::new(33);
     let stem = "diffusion_model.blocks.1.self_attn.q";
@@ -66,7 +66,7 @@ fn options(adapters: &[PathBuf]) -> CheckpointOptions {
 
 #[test]
 fn an_adapter_is_found_for_f32_by_a_note_that_lies_anywhere() {
-    let (folder, lora) = with_lora(&|_| {});
+    let (folder, lora) = with_lora(|_| {});
     let output = folder.path().join("packed/a.trefoil");
     std::fs::create_dir(folder.path().join("packed")).unwrap();
     let base = folder.path().join("model.safetensors");
@@ -113,7 +113,7 @@ fn what_is_wrong_with_a_lora_file_names_it() {
         assert!(!error.contains('\n') && !output.exists(), "{error}");
     }
     // What is wrong with the model is still the model's.
-    let (folder, lora) = with_lora(&|_| {});
+    let (folder, lora) = with_lora(|_| {});
     let mut tensors = random_tensors(&small_config(), 0, 32);
     tensors.pop();
     let base = folder_of(&tensors);

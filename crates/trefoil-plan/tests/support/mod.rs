@@ -330,10 +330,10 @@ impl Instance {
             waiting: BTreeSet::new(),
             completion: vec![0.0; self.requests.len()],
         };
-        self.courses(tasks, start, visit);
+        self.courses(tasks, &start, visit);
     }
 
-    fn courses(&self, tasks: &[Task], at: Course, visit: &mut impl FnMut(f64, f64, &[f64])) {
+    fn courses(&self, tasks: &[Task], at: &Course, visit: &mut impl FnMut(f64, f64, &[f64])) {
         let share = |a: usize, b: usize| {
             self.resources[tasks[a].unit].iter().any(|id| self.resources[tasks[b].unit].contains(id))
         };
@@ -387,7 +387,7 @@ impl Instance {
                     }
                 }
             }
-            self.courses(tasks, next, visit);
+            self.courses(tasks, &next, visit);
         }
     }
 
