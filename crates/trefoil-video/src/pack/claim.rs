@@ -5,6 +5,11 @@ use crate::output::TEMPORARY;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
+
+/// How often, and after which pauses, a locked folder is tried again.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A folder that this process packs into. As long as it is held, nobody tidies there; the system lets go of it when a process is killed.
 #[derive(Debug)]
@@ -19,8 +24,14 @@ impl PackingFolder {
     /// A folder that cannot be opened.
     pub fn join(folder: &Path) -> Result<PackingFolder, VideoError> {
         let lock = File::open(folder).map_err(VideoError::io("open", folder))?;
-        // Where the file system has no locks nobody gets the one to tidy with either.
-        let _ = flock(&lock, FlockOperation::LockShared);
+        // Whoever tidies is done in a moment. A folder that stays locked is a job's, where nobody tidies for packing; and where the file system
+        // has no locks nobody gets the one to tidy with either.
+        for _ in 0..TRIES {
+            if flock(&lock, FlockOperation::NonBlockingLockShared) != Err(rustix::io::Errno::WOULDBLOCK) {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
         Ok(PackingFolder { _lock: lock })
     }
 
@@ -63,5 +74,9 @@ mod tests {
         drop(PackingFolder::tidied(space.path()).unwrap());
         assert!(!left.exists());
         assert!(PackingFolder::join(&space.path().join("none")).is_err());
+        // A job's folder does not hold up packing for good.
+        let job = File::open(space.path()).unwrap();
+        flock(&job, FlockOperation::NonBlockingLockExclusive).unwrap();
+        PackingFolder::join(space.path()).unwrap();
     }
 }
