@@ -95,10 +95,10 @@ pub fn load_profile(path: &Path) -> Result<Profile, ProfileError> {
     Ok(profile)
 }
 
-/// The first operator, tensor or measurement that is none.
+/// The first measurement, operator or tensor that is none.
 fn malformed(value: &Value) -> Option<String> {
     let models = value["models"].as_array();
-    models.into_iter().flatten().find_map(malformed_part).or_else(|| malformed_measurement(value))
+    malformed_measurement(value).or_else(|| models.into_iter().flatten().find_map(malformed_part))
 }
 
 /// The first operator or tensor of a model that is none.
